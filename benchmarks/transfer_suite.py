@@ -186,10 +186,8 @@ def read_set(folder: Path) -> Loaded:
     if not {"text", "label"} <= set(columns) or others:
         raise DataError(f"its columns are {', '.join(columns)}, not one text and one label")
     dataset = hs.load_dataset(str(folder), DataConfig(), with_test=True)
-    if any("|" in label for label in dataset.classes):
-        raise DataError("it is multi-label: | joins its labels")
-    if all(re.fullmatch(r"-?\d+\.\d+", label) for label in dataset.classes):
-        raise DataError("it is regression: its labels are decimal numbers")
+    if dataset.task != "single-label":
+        raise DataError(f"it is {dataset.task}, not one class a text")
     own, raw = folder / "language.txt", folder / "unlabelled.txt"
     language = own.read_text("utf-8").strip() if own.is_file() else detect_language(dataset.texts("train"))
     if language not in LANGUAGES:

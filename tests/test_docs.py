@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headstart.cli.app import app
-from tests.helpers.datasets import write_corpus, write_labelled
+from tests.helpers.datasets import GOOD, write_corpus, write_labelled
 from tests.helpers.parallel_datasets import TASKS, write_aligned
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +59,14 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "stars.csv").write_text(
         "text,stars\n" + "".join(f'"{text}",{stars.get(label, "3")}\n' for text, label in rows)
     )
+    (tmp_path / "topics.tsv").write_text(
+        "text\ttopics\n" + "".join(f"{text}\t{label}{'|film' * (n % 2)}\n" for n, (text, label) in enumerate(rows))
+    )
+    (tmp_path / "pairs.tsv").write_text(
+        "first\tsecond\tscore\n" + "".join(f"{text}\t{text}\t{n % 5 + 0.5}\n" for n, (text, _) in enumerate(rows))
+    )
+    tags = ("".join(f"{word}\t{'B-verdict' if word in GOOD else 'O'}\n" for word in text.split()) for text, _ in rows)
+    (tmp_path / "entities.conll").write_text("\n".join(tags))
     return tmp_path
 
 

@@ -21,6 +21,7 @@ class EncodedExample:
     label: int | None = None
     segments: np.ndarray | None = None  # 0 for the first text of a pair, 1 for the second
     source: np.ndarray | None = None  # the text that `tokens` translate
+    targets: np.ndarray | None = None  # in place of a class: 0 or 1 for each class, a number, or a tag for each token
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from headstart.errors import ConfigError, nearest, pick
 
 Job = Literal["pretrain", "finetune"]
+TaskName = Literal["single-label", "multi-label", "regression", "ordinal", "token"]
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
@@ -257,8 +258,9 @@ TABLE_SETTINGS = ("label_map",)  # settings that are tables by themselves
 class DataConfig(Section):
     """How files are read."""
 
-    text_column: str = Field("text", description="the column that holds the text")
+    text_column: str = Field("text", description="the column that holds the text; A,B for pairs")
     label_column: str = Field("label", description="the column that holds the label")
+    task: Literal["auto", TaskName] = Field("auto", description="what the labels are; auto = as they look")
     train_size: int | None = Field(None, ge=2, description="train on a seeded, balanced subset of this many texts")
     on_bad_row: Literal["skip", "error"] = Field("skip", description="what to do with an unusable row")
     truncation_side: Literal["start", "end", "both"] = Field("start", description="part of a long text that is read")

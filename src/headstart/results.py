@@ -14,10 +14,10 @@ Number = Annotated[float | int, BeforeValidator(lambda value: math.nan if value 
 class Interval:
     """A mean with its spread and its 95 % interval."""
 
-    mean: float
-    low: float
-    high: float
-    spread: float  # standard deviation over seeds; 0 for one seed
+    mean: Number
+    low: Number
+    high: Number
+    spread: Number  # standard deviation over seeds; 0 for one seed
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class TransferReport:
 class Score:
     """How well a classifier predicts; `leak_free_accuracy` leaves out texts that any training stage has seen."""
 
-    accuracy: float
-    macro_f1: float
-    loss: float
-    calibration_error: float  # expected calibration error, 15 equal-width bins
+    accuracy: Number
+    macro_f1: Number
+    loss: Number
+    calibration_error: Number  # expected calibration error, 15 equal-width bins
     count: int
     correct: int
     leaked: int
@@ -56,6 +56,38 @@ class Score:
     per_class: dict[str, dict[str, float]]  # label -> precision, recall, f1, count
     split: str = ""
     skipped: int = 0  # rows that could not be used
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScore(Score):
+    """How well a model does another task than one class a text; a metric that the task has not is None.
+
+    `accuracy` is over texts whose labels are all correct, or over tokens, whose number is then `count`; NaN for numbers.
+    """
+
+    task: str
+    metric: str  # that decides between models
+    intervals: dict[str, Interval]  # by metric: 95 % over new texts
+    texts: int
+    micro_f1: float | None = None
+    map: float | None = None  # mean average precision over the labels
+    subset_accuracy: float | None = None
+    mae: float | None = None
+    rmse: float | None = None
+    r2: float | None = None
+    spearman: float | None = None
+    pearson: float | None = None
+    quadratic_kappa: float | None = None
+    span_f1: float | None = None
+    span_precision: float | None = None
+    span_recall: float | None = None
+    token_accuracy: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The metric that decides between models; an unknown one is the worst."""
+        found = getattr(self, self.metric)
+        return float("-inf") if found is None or found != found else float(found)
 
 
 @dataclass(frozen=True)

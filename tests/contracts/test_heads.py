@@ -14,7 +14,10 @@ SETTINGS = {
     "pair": [{}],
     "replaced": [{}],
     "generator": [{}],
-    "class": [{"pooling": p, "projection": q} for p in POOLINGS for q in ("linear", "dense")],
+    "class": [{"pooling": p, "projection": q} for p in (*POOLINGS, "pair") for q in ("linear", "dense")],
+    "regression": [{"pooling": p, "projection": "dense"} for p in POOLINGS],
+    "ordinal": [{"pooling": p, "projection": "dense"} for p in POOLINGS],
+    "token": [{}],
 }
 SOURCE = torch.tensor([[5, 6, 7], [8, 9, 0]])  # for bodies that read two texts
 EVERY = [(kind, name, settings) for kind in BACKBONES for name in HEADS for settings in SETTINGS[name]]
@@ -23,7 +26,16 @@ EVERY = [(kind, name, settings) for kind in BACKBONES for name in HEADS for sett
 @pytest.mark.parametrize(("kind", "name", "settings"), EVERY)
 def test_a_head_fits_every_body_and_never_reads_padding(kind, name, settings):
     torch.manual_seed(0)
-    size = {"lm": VOCABULARY.size, "generator": VOCABULARY.size, "class": 3, "pair": 2, "replaced": 1}[name]
+    size = {
+        "lm": VOCABULARY.size,
+        "generator": VOCABULARY.size,
+        "class": 3,
+        "pair": 2,
+        "replaced": 1,
+        "regression": 1,
+        "ordinal": 3,
+        "token": 3,
+    }[name]
     spec = HeadSpec(name, size, settings)
     model = build_model(tiny_config(kind), VOCABULARY.size, {name: spec}).eval()
     tokens, real = pad([torch.from_numpy(row.tokens).long() for row in random_rows([9, 4])], VOCABULARY.pad_id)

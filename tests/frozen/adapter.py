@@ -234,6 +234,7 @@ class TrainingRun:
     settings: Settings
     base: str | None = None  # the earlier run whose weights it starts from
     teacher: str | None = None  # the earlier run that it is distilled from
+    table: str = "reviews.tsv"  # what a classifier learns
 
 
 # The first eight cover the registry of objectives; the others cover options that change the loss or the update.
@@ -320,6 +321,21 @@ RUNS: dict[str, TrainingRun] = {
     ),
     "classification_lstm": TrainingRun("finetune", {"model": {"architecture": "bi-lstm"}, "objective": CLASSIFICATION}),
     "classification_cnn": TrainingRun("finetune", {"model": {"architecture": "cnn"}, "objective": CLASSIFICATION}),
+    "multi_label": TrainingRun(
+        "finetune", {"objective": {**CLASSIFICATION, "name": "multi-label"}}, base="masked_lm", table="topics.tsv"
+    ),
+    "regression": TrainingRun(
+        "finetune", {"objective": {**CLASSIFICATION, "name": "regression"}}, base="masked_lm", table="scores.tsv"
+    ),
+    "ordinal": TrainingRun(
+        "finetune",
+        {"objective": {**CLASSIFICATION, "name": "ordinal"}, "data": {"task": "ordinal"}},
+        base="masked_lm",
+        table="stars.tsv",
+    ),
+    "token_classification": TrainingRun(
+        "finetune", {"objective": {"name": "token-classification"}}, base="masked_lm", table="tags.conll"
+    ),
     "translation_from_masked_lm_r_drop": TrainingRun(
         "finetune --pair",
         {"model": {"architecture": "encoder-decoder"}, "objective": {**TRANSLATION, "r_drop_alpha": 1.0}},
@@ -355,7 +371,7 @@ def train(name: str, data_dir: Path, run_dirs: Mapping[str, Path], out: Path) ->
             corpus = [str(data_dir / "corpus.txt")]
             pretrain(corpus, out, teacher=teacher, settings=settings, on_event=losses.record)
         elif run.workflow == "finetune":
-            table = str(data_dir / "reviews.tsv")
+            table = str(data_dir / run.table)
             finetune(base, table, out, teacher=teacher, settings=settings, on_event=losses.record)
         else:
             pairs = str(data_dir / "pairs")

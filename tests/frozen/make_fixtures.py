@@ -121,6 +121,16 @@ def write_data(folder: Path) -> Path:
     (folder / "reviews.tsv").write_text(
         "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows), "utf-8"
     )
+    tables = {
+        "topics.tsv": lambda number, label: f"{label}|{('odd', 'even')[number % 2]}",
+        "scores.tsv": lambda number, label: str(number % 7 + 0.5 * (label == "positive")),
+        "stars.tsv": lambda number, label: str(["negative", "neutral", "positive"].index(label) + 1),
+    }
+    for name, label_of in tables.items():
+        lines = [f"{text}\t{label_of(number, label)}\n" for number, (text, label) in enumerate(rows)]
+        (folder / name).write_text("text\tlabel\n" + "".join(lines), "utf-8")
+    tagged = ("".join(f"{word}\t{'B-verb' if word in VERBS else 'O'}\n" for word in text.split()) for text, _ in rows)
+    (folder / "tags.conll").write_text("\n".join(tagged), "utf-8")
     (folder / "pairs").mkdir(exist_ok=True)
     for split, count in {"train": 80, "valid": 8, "test": 4}.items():
         sources = [_clause(rng) for _ in range(count)]

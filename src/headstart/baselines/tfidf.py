@@ -50,7 +50,7 @@ class TfidfModel:
         """The probability of each class for each text, (N, C); a class without training texts gets 0."""
         probabilities = np.zeros((len(texts), self.classes))
         if len(texts):
-            margins = _margins(self.linear.decision_function(_features(self.vectorizers, texts)))
+            margins = as_margins(self.linear.decision_function(tfidf_features(self.vectorizers, texts)))
             probabilities[:, self.linear.classes_] = softmax(self.inverse_temperature * margins, axis=1)
         return probabilities
 
@@ -101,6 +101,16 @@ def train_tfidf(
         raise DataError(problem, hint="check the label column, or use more labels")
     if not any(text.strip() for text in texts):
         raise DataError(f"all {len(texts)} training texts are blank", hint="check the text column")
+    vectorizers, features = fit_vectorizers(texts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the last digits of a margin decide nothing
+        linear = LinearSVC(random_state=seed).fit(features, labels)
+        inverse_temperature = _calibrate(features, labels, seed)
+    return TfidfModel(vectorizers, linear, inverse_temperature, classes or int(labels.max()) + 1)
+
+
+def fit_vectorizers(texts: Sequence[str]) -> tuple[dict[str, TfidfVectorizer], csr_matrix]:
+    """The vectorizer of each kind of n-grams that occur in the texts, and the features of the texts (N, features)."""
     vectorizers, counts = {}, []
     for name in NGRAMS:
         for min_texts in (MIN_TEXTS, 1):
@@ -111,12 +121,7 @@ def train_tfidf(
                 continue
             vectorizers[name] = vectorizer
             break
-    features = hstack(counts).tocsr()  # (N, features)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the last digits of a margin decide nothing
-        linear = LinearSVC(random_state=seed).fit(features, labels)
-        inverse_temperature = _calibrate(features, labels, seed)
-    return TfidfModel(vectorizers, linear, inverse_temperature, classes or int(labels.max()) + 1)
+    return vectorizers, hstack(counts).tocsr()
 
 
 def _make_vectorizer(name: str, min_texts: int) -> TfidfVectorizer:
@@ -124,7 +129,8 @@ def _make_vectorizer(name: str, min_texts: int) -> TfidfVectorizer:
     return TfidfVectorizer(sublinear_tf=True, dtype=np.float32, lowercase=True, **settings)
 
 
-def _features(vectorizers: Mapping[str, TfidfVectorizer], texts: Sequence[str]) -> csr_matrix:
+def tfidf_features(vectorizers: Mapping[str, TfidfVectorizer], texts: Sequence[str]) -> csr_matrix:
+    """The features of texts (N, features)."""
     return hstack([vectorizer.transform(texts) for vectorizer in vectorizers.values()]).tocsr()
 
 
@@ -141,7 +147,7 @@ def _calibrate(features: csr_matrix, labels: np.ndarray, seed: int) -> float:
         return DEFAULT_INVERSE_TEMPERATURE
     folds = StratifiedKFold(min(FOLDS, int(counts.min())), shuffle=True, random_state=seed)
     model = LinearSVC(random_state=seed)
-    margins = _margins(cross_val_predict(model, features, labels, cv=folds, method="decision_function"))
+    margins = as_margins(cross_val_predict(model, features, labels, cv=folds, method="decision_function"))
     rows, columns = np.arange(len(labels)), np.searchsorted(classes, labels)
     losses = [
         -np.log(softmax(scale * margins, axis=1)[rows, columns].clip(1e-7, 1)).mean() for scale in INVERSE_TEMPERATURES
@@ -149,6 +155,6 @@ def _calibrate(features: csr_matrix, labels: np.ndarray, seed: int) -> float:
     return float(INVERSE_TEMPERATURES[int(np.argmin(losses))])
 
 
-def _margins(decisions: np.ndarray) -> np.ndarray:
+def as_margins(decisions: np.ndarray) -> np.ndarray:
     """One column for each class (N, C); two classes have one margin."""
     return np.stack([np.zeros_like(decisions), decisions], axis=1) if decisions.ndim == 1 else decisions

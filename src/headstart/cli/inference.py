@@ -26,11 +26,15 @@ def predict(
     engine: str = flag("torch", "Use onnx for an export --to onnx.", metavar="torch|onnx"),
 ) -> None:
     """Print label, probability and text for every text, one a line, in order."""
+    from headstart.atomic_io import finite
+
     for label, probability, text in hs.predict(run, file, engine=engine, settings=call.settings):
         if call.as_json:
-            line = json.dumps({"label": label, "probability": probability, "text": text}, ensure_ascii=False)
+            found = {"label": label, "probability": finite(probability), "text": text}
+            line = json.dumps(found, ensure_ascii=False)
         else:
-            line = f"{' '.join(label.split())}\t{probability:.4f}\t{' '.join(text.split())}"
+            shown = "" if probability != probability else f"{probability:.4f}"  # a number has none
+            line = f"{' '.join(label.split())}\t{shown}\t{' '.join(text.split())}"
         sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -14,7 +14,7 @@ OUT = out_flag("The new folder of the run.", None, metavar="RUN", show_default="
 PRESET = flag(None, "Settings by name: tiny, small, lab, bert, translate-tiny, …", show_default="tiny or the base's")
 TEACHER = flag(None, "Distil from this run; RUN1,RUN2 for several.", metavar="RUN")
 NO_PAIR = flag(None, "Refused: translators have finetune and evaluate.", "--pair", hidden=True)
-COLUMNS = "data.text_column data.label_column data.on_bad_row"
+COLUMNS = "data.text_column data.label_column data.task data.on_bad_row"
 BATCHES = "training.batch_size optimizer.learning_rate"
 MACHINE = (
     "training.seed training.device training.deterministic training.save_steps training.save_minutes "
@@ -323,6 +323,7 @@ def new_folder(parent: Path, *parts: str) -> Path:
 def show_run(result: Any) -> None:
     """Print a trained base, classifier or translator in words."""
     from headstart.reports.formatting import format_duration
+    from headstart.results import TaskScore
     from headstart.workflows.finetune import Finetuned
     from headstart.workflows.pretrain import Pretrained
 
@@ -344,7 +345,10 @@ def show_run(result: Any) -> None:
     if isinstance(result, Finetuned) and result.classifier == "tfidf":
         print("the run answers with TF-IDF + linear SVM (--keep-winner); the network's weights are saved beside it")
     show_score(score)
-    if isinstance(result, Finetuned) and result.baseline is not None:
+    if isinstance(result, Finetuned) and isinstance(result.baseline, TaskScore):
+        print(f"a linear baseline on the same texts: {_task_metrics(result.baseline)},")
+        print(result.comparison)
+    elif isinstance(result, Finetuned) and result.baseline is not None:
         print(
             f"TF-IDF + linear SVM on the same texts: accuracy {result.baseline.accuracy:.4f} "
             f"({result.baseline.correct} of {result.baseline.count}), macro-F1 {result.baseline.macro_f1:.4f},"
@@ -355,12 +359,18 @@ def show_run(result: Any) -> None:
 
 def show_score(result: Any) -> None:
     """Print a score in words, with the leak-free one when there is leakage."""
-    from headstart.results import Score, TranslationScore
+    from headstart.results import Score, TaskScore, TranslationScore
     from headstart.workflows.evaluate import TranslationComparison
 
     if result.skipped:
         print(f"{result.skipped} rows could not be used and are not counted (--strict names the first)")
-    if isinstance(result, Score):
+    if isinstance(result, TaskScore):
+        found = result.intervals[result.metric]
+        print(f"{result.split}: {_task_metrics(result)} over {result.texts:,} texts")
+        print(f"95 % interval of {result.metric.replace('_', ' ')}: {found.low:.4f} to {found.high:.4f}")
+        if result.leaked:
+            print(f"{result.leaked} of {result.texts} texts were seen in training: this score is not fair")
+    elif isinstance(result, Score):
         print(
             f"{result.split}: accuracy {result.accuracy:.4f} ({result.correct} of {result.count}), "
             f"macro-F1 {result.macro_f1:.4f}, loss {result.loss:.4f}, calibration error {result.calibration_error:.4f}"
@@ -388,6 +398,18 @@ def show_score(result: Any) -> None:
         print(f"perplexity {result.perplexity:.3f}, accuracy {result.accuracy:.4f}{bits}, over {result.count:,} tokens")
         if result.leaked:
             print(f"{result.leaked} of {result.documents} documents were read in training: this score is not fair")
+
+
+def _task_metrics(score: Any) -> str:
+    """The metrics that a task has, the deciding one first."""
+    known = [
+        name for name in type(score).__dataclass_fields__ if name not in ("leak_free_accuracy", "calibration_error")
+    ]
+    values = {name: value for name in known if isinstance(value := getattr(score, name), float) and value == value}
+    if "subset_accuracy" in values or "token_accuracy" in values:
+        values.pop("accuracy")  # it is the same
+    order = sorted(values, key=lambda name: name != score.metric)
+    return ", ".join(f"{name.replace('_', ' ')} {values[name]:.4f}" for name in order)
 
 
 def _show_translations(result: Any) -> None:

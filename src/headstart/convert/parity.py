@@ -56,6 +56,7 @@ class ExportBundle:
     max_length: int  # tokens read of a text
     truncation_side: str  # which part of a longer text is read
     source_tokenizer: Tokenizer | None = None  # of a translator with two vocabularies
+    problem_type: str = ""  # of a head that predicts no single class
 
     @property
     def sources(self) -> Tokenizer:

@@ -106,7 +106,7 @@ def _write_family(bundle: ExportBundle, family: ModelFamily, target: HFClass, fo
         settings |= {
             "id2label": dict(enumerate(bundle.classes)),
             "label2id": {name: index for index, name in enumerate(bundle.classes)},
-            "problem_type": "single_label_classification",
+            "problem_type": bundle.problem_type or "single_label_classification",
             **target.config(bundle.heads["class"]),
         }
     _save_model(folder, family.model_type, target, settings, weights)

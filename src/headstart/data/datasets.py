@@ -14,29 +14,37 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
+
 from headstart.atomic_io import write_text
-from headstart.config import DataConfig
+from headstart.config import DataConfig, TaskName
 from headstart.data.built_in import SOURCES
-from headstart.data.labels import map_labels
+from headstart.data.labels import class_names, label_array, label_set, map_labels, names_in, with_task
 from headstart.data.text_io import (
     KINDS,
+    LABELLED_KINDS,
+    SEPARATOR,
     TABLE_KINDS,
     Hashes,
+    as_number,
     check_kind,
     decode_lines,
     hashes,
+    iterate_text_rows,
     iterate_texts,
     kind_of,
     missing,
     read_lines,
     read_table,
     reading,
+    refuse,
+    text_columns,
     text_hash,
 )
 from headstart.data.text_io import Example as Example
 from headstart.data.text_io import SkippedRow as SkippedRow
 from headstart.data.tokenizer import Tokenizer
-from headstart.errors import DataError, nearest
+from headstart.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     from headstart.batch import EncodedExample
@@ -48,6 +56,8 @@ VALID_FRACTION = 0.1  # of a table without splits
 ALIASES = {"val": "valid", "dev": "valid", "validation": "valid", **{name: name for name in SPLITS}}  # in file names
 
 NO_LABEL = {"na", "n/a", "#n/a", "<na>", "nan", "null", "none", "-", "?"}  # what other programs write for no label
+NUMERIC_SHARE = 0.95  # of the labels, from which they are measurements
+MAX_NUMERIC_CLASSES = 10  # whole numbers that may be classes
 
 Parts = dict[str, list[Example]]  # split -> its examples
 
@@ -75,7 +85,7 @@ class Splits(Generic[T]):
 
 @dataclass(frozen=True)
 class Dataset(Splits[Example]):
-    """Labelled texts by split, the classes of train in order, the skipped rows, and notes for the user."""
+    """Labelled texts by split, the classes of train in order, the skipped rows, notes for the user, and the task."""
 
     name: str
     splits: Parts
@@ -83,6 +93,7 @@ class Dataset(Splits[Example]):
     skips: list[SkippedRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unlabelled: Sequence[Example] = ()
+    task: TaskName = "single-label"
 
     @property
     def class_index(self) -> dict[str, int]:
@@ -94,17 +105,25 @@ class Dataset(Splits[Example]):
         return [example.text for example in self.splits.get(split, [])]
 
     def hashes(self, split: str) -> Hashes:
-        """The hash of each text of one split, in order."""
-        return hashes(self.texts(split))
+        """The hash of each text or pair of one split, in order."""
+        return hashes(example.content for example in self.splits.get(split, []))
 
     def targets(self, split: str) -> list[int]:
         """The class index of each example of one split, in order."""
         index = self.class_index
         return [index[example.label] for example in self.splits.get(split, []) if example.label is not None]
 
+    def target_array(self, split: str) -> np.ndarray:
+        """The labels of one split as metrics read them: see `label_array`."""
+        if self.task == "single-label":
+            return np.array(self.targets(split))
+        labels = [example.label for example in self.splits.get(split, []) if example.label is not None]
+        return label_array(self.task, labels, self.classes)
+
     def balance(self, split: str) -> dict[str, int]:
         """How many examples of one split each class has, in the order of `classes`."""
-        counts = Counter(example.label for example in self.splits.get(split, []))
+        examples = self.splits.get(split, [])
+        counts = Counter(name for example in examples for name in names_of(example, self.task))
         return {label: counts[label] for label in self.classes}
 
 
@@ -116,29 +135,106 @@ def load_dataset(data: str, config: DataConfig, *, with_test: bool = False) -> D
     names = SPLITS if with_test else SPLITS[:2]
     skips: list[SkippedRow] = []
     name = data if data in SOURCES else Path(data).resolve().name.split(".")[0]
+    config, notes = resolve_task(data, config)
     if data in SOURCES:
-        splits, notes = _split_source(data)
+        splits, more = _split_source(data)
     elif os.path.isdir(data):
-        splits, notes = _load_folder(Path(data), config, names, skips)
+        splits, more = _load_folder(Path(data), config, names, skips)
     else:
         examples = _read(_existing_table(data), config, skips)
-        _check_labels(examples, data)
-        splits, notes = split_by_hash(examples, names)
+        _check_labels(examples, data, config.task)
+        splits, more = split_by_hash(examples, names, config.task)
     splits = {split: splits[split] for split in names if split in splits}
-    return _checked(name, data, splits, skips, notes)
+    return _checked(name, data, splits, config, skips, [*notes, *more])
 
 
-def _checked(name: str, where: str, splits: Parts, skips: list[SkippedRow], notes: Sequence[str]) -> Dataset:
-    """The splits as a dataset, whose labels are all known from train and of which some are set aside for valid."""
-    classes = sorted({str(example.label) for example in splits["train"]})
+def _checked(
+    name: str, where: str, splits: Parts, config: DataConfig, skips: list[SkippedRow], notes: list[str]
+) -> Dataset:
+    """The splits as a dataset, of which some texts are set aside for valid, and whose labels are all known from train."""
+    task = task_of(config)
+    if task == "single-label":
+        classes = sorted({str(example.label) for example in splits["train"]})
+    else:
+        classes = class_names(task, [str(example.label) for example in splits["train"]], config.label_column)
     if not splits["valid"]:
-        problem = f"{where} has too few rows to set any aside for valid"
-        raise DataError(problem, hint="give two rows or more for each label")
-    unknown = next((example for part in splits.values() for example in part if example.label not in classes), None)
+        raise DataError(
+            f"{where} has too few rows to set any aside for valid", hint="give two rows or more for each label"
+        )
+    known, unknown = set(classes), dict[str, Example]()
+    for example in [example for part in splits.values() for example in part]:
+        for label in names_of(example, task) - known:
+            unknown.setdefault(label, example)
+    if unknown and task in ("single-label", "ordinal"):
+        label, example = next(iter(unknown.items()))
+        raise DataError(
+            f"{example.origin} of {where} has label {label!r}, which train has not", hint=nearest(label, classes)
+        )
     if unknown:
-        problem = f"{unknown.origin} of {where} has label {unknown.label!r}, which train has not"
-        raise DataError(problem, hint=nearest(str(unknown.label), classes))
-    return Dataset(name, splits, classes, skips, [*notes, *_label_notes(splits, classes)])
+        notes = [*notes, f"train has no {', '.join(sorted(unknown)[:5])}, so no model finds them in other splits"]
+    return Dataset(name, splits, classes, skips, [*notes, *_label_notes(splits, classes, task)], task=task)
+
+
+def task_of(config: DataConfig) -> TaskName:
+    """The task of a run's settings; one class a text where they name none."""
+    return "single-label" if config.task == "auto" else config.task
+
+
+def resolve_task(data: str, config: DataConfig) -> tuple[DataConfig, list[str]]:
+    """The settings with the task that the labels of DATA show, and a note that says so."""
+    files = {} if data in SOURCES or not os.path.exists(data) else {"train": Path(data)}
+    if os.path.isdir(data):
+        files = split_files(Path(data))
+    is_conll = "train" in files and kind_of(files["train"], LABELLED_KINDS) == ".conll"
+    task: str = config.task
+    if is_conll and task not in ("auto", "token"):
+        raise ConfigError(
+            f"{files['train']} holds tokens with their tags, and the task is {task}", hint="leave --task out"
+        )
+    if task == "token" and not is_conll:
+        raise ConfigError(
+            "token labels are read from .conll files", hint="write a token and its tag a line: train.conll"
+        )
+    if task != "auto" or "train" not in files:
+        return config, []
+    note = "task: token, a tag for each token of the .conll files"
+    if is_conll:
+        task = "token"
+    else:
+        rows, _ = read_table(files["train"], config.text_column, config.label_column, has_label_sets=True)
+        rows = map_labels(rows, config.label_map, files["train"]) if config.label_map else rows
+        task, note = infer_task([str(row.label) for row in rows if row.label], config.label_column)
+    return config.model_copy(update={"task": task}), [note] * bool(note)
+
+
+def infer_task(labels: Sequence[str], column: str) -> tuple[TaskName, str]:
+    """The task that labels show, and a line that says so where labels may mean more than classes."""
+    if any(SEPARATOR in label for label in labels):
+        names = {name for label in labels for name in label_set(label)}
+        note = f"`{SEPARATOR}` separates labels in column {column!r}"
+        return "multi-label", f"task: multi-label, {len(names)} labels: {note} (--task single-label keeps them whole)"
+    numbers = [value for label in labels if (value := as_number(label)) is not None]
+    if not numbers or len(numbers) < NUMERIC_SHARE * len(labels):
+        return "single-label", ""
+    distinct = set(numbers)
+    if len(distinct) > MAX_NUMERIC_CLASSES or not all(value.is_integer() for value in distinct):
+        note = f"column {column!r} holds numbers from {min(distinct):g} to {max(distinct):g}"
+        return "regression", f"task: regression: {note} (--task single-label or ordinal makes classes of them)"
+    if len(distinct) < 3:
+        return "single-label", ""
+    note = f"the {len(distinct)} whole numbers in column {column!r} are classes without an order"
+    return "single-label", f"task: single-label: {note} (--task ordinal or regression uses their order)"
+
+
+def require_classes(dataset: Dataset, command: str) -> None:
+    """Refuse a dataset for a command that works on one text with one class."""
+    is_pair = any(example.pair is not None for example in dataset.train[:1])
+    if dataset.task != "single-label" or is_pair:
+        what = "pairs of texts" if is_pair else f"labels for the task {dataset.task}"
+        raise ConfigError(
+            f"headstart {command} works on one text with one class, and {dataset.name} holds {what}",
+            hint="`headstart finetune` and `headstart evaluate` know this task; --task single-label makes classes of labels",
+        )
 
 
 def load_for_scoring(data: str, config: DataConfig) -> tuple[str, list[Example], list[SkippedRow]]:
@@ -165,10 +261,49 @@ def load_texts(path: str, config: DataConfig) -> Iterator[str]:
     return read_lines(Path(path))
 
 
+def load_unlabelled(path: str, config: DataConfig) -> Iterator[Example]:
+    """Examples to predict: the texts of `load_texts`, the tokens of a .conll file, or pairs.
+
+    The texts of a pair are in two columns of a table, or have a tab between them on a line.
+    """
+    columns = text_columns(config.text_column)
+    if config.task == "token" and kind_of(Path(path), LABELLED_KINDS) == ".conll":
+        from headstart.data.conll import read_conll
+
+        yield from read_conll(Path(path), has_tags=False)[0]
+    elif len(columns) == 1:
+        texts = load_texts(path, config)
+        yield from (Example(" ".join(text.split()) if config.task == "token" else text) for text in texts)
+    elif kind_of(Path(path)) in TABLE_KINDS:
+        yield from (Example(first, None, "", second) for first, second in iterate_text_rows(Path(path), columns))
+    else:
+        for number, line in enumerate(load_texts(path, config), 1):
+            first, tab, second = line.partition("\t")
+            if not tab:
+                raise DataError(
+                    f"{path}:{number} holds one text, and the model reads pairs", hint="put a tab between them"
+                )
+            yield Example(first, None, "", second)
+
+
 def _read(path: Path, config: DataConfig, skips: list[SkippedRow]) -> list[Example]:
-    examples, left_out = read_table(path, config.text_column, config.label_column, config.on_bad_row == "error")
+    task, strict = task_of(config), config.on_bad_row == "error"
+    if kind_of(path, LABELLED_KINDS) == ".conll":
+        from headstart.data.conll import read_conll
+
+        examples, left_out = read_conll(path)
+    else:
+        has_sets = task == "multi-label"
+        examples, left_out = read_table(path, config.text_column, config.label_column, strict, has_sets)
+    if config.label_map:
+        examples = map_labels(examples, config.label_map, path)
+    if task != "single-label":
+        examples, unread = with_task(examples, task)
+        left_out = [*left_out, *unread]
+    if left_out and strict:
+        refuse(left_out[0])
     skips.extend(left_out)
-    return map_labels(examples, config.label_map, path) if config.label_map else examples
+    return examples
 
 
 def _existing_table(data: str) -> Path:
@@ -190,7 +325,7 @@ def split_files(folder: Path) -> dict[str, Path]:
         paths = sorted(folder.iterdir())
     for path in paths:
         split = ALIASES.get(path.name.lower().split(".")[0])
-        if split and kind_of(path) in TABLE_KINDS:
+        if split and kind_of(path, LABELLED_KINDS):
             add_file(files, split, path, split)
     return files
 
@@ -212,29 +347,38 @@ def _load_folder(
         hint = "name it train.tsv, train.csv or train.jsonl; files such as train.en and train.de need --pair en-de"
         raise DataError(f"{folder} has no table called train; it has {found}", hint=hint)
     splits = {name: _read(files[name], config, skips) for name in names if name in files}
-    _check_labels(splits["train"], str(files["train"]))
+    _check_labels(splits["train"], str(files["train"]), config.task)
     if "valid" in splits:
         return splits, []
-    parts, notes = split_by_hash(splits["train"], SPLITS[:2])
+    parts, notes = split_by_hash(splits["train"], SPLITS[:2], config.task)
     note = f"{folder.name} has no valid file: a tenth of train, chosen by hash, is used instead"
     return {**splits, **parts}, [note, *notes]
 
 
-def _check_labels(examples: list[Example], where: str) -> None:
+def names_of(example: Example, task: str) -> set[str]:
+    """The classes that an example's label names."""
+    label = str(example.label)
+    if task in ("auto", "single-label", "ordinal"):
+        return {label}
+    return set(names_in(task, label))  # type: ignore[arg-type]
+
+
+def _check_labels(examples: list[Example], where: str, task: str) -> None:
     """Refuse labels that cannot be classes."""
     labels = {str(example.label) for example in examples}
     if len(labels) < 2:
         problem = f"{where} has one label alone: {next(iter(labels))!r}"
         raise DataError(problem, hint="a classifier needs two or more; check --label-column")
-    if len(labels) > 8 and 2 * len(labels) > len(examples):
-        problem = f"{where} has {len(labels):,} different labels in {len(examples):,} rows, which looks like no classes"
-        hint = "check that --text-column and --label-column are not swapped, and that labels are not measurements"
-        raise DataError(problem, hint=hint)
+    if task in ("auto", "single-label", "ordinal") and len(labels) > 8 and 2 * len(labels) > len(examples):
+        raise DataError(
+            f"{where} has {len(labels):,} different labels in {len(examples):,} rows, which looks like no classes",
+            hint="check that --text-column and --label-column are not swapped, and that labels are not measurements",
+        )
 
 
-def _label_notes(splits: Parts, classes: list[str]) -> list[str]:
+def _label_notes(splits: Parts, classes: list[str], task: TaskName) -> list[str]:
     """Notes on classes that may mean a missing label (they stay classes), and on labels that are nearly equal."""
-    counts = Counter(str(example.label) for examples in splits.values() for example in examples)
+    counts = Counter(name for examples in splits.values() for example in examples for name in names_of(example, task))
     notes = [
         f"{label!r} is a class like the others, with {counts[label]:,} rows; if it means that the label is missing, "
         "empty those fields, and the rows are skipped"
@@ -270,13 +414,14 @@ def make_dataset(
     valid_fraction: float = VALID_FRACTION,
 ) -> Dataset:
     """A dataset of examples in memory; without `valid`, a fraction of train is held out by hash, as from one table."""
-    _check_labels(list(train), name)
+    config = DataConfig(task="single-label")
+    _check_labels(list(train), name, "single-label")
     notes: list[str] = []
     if valid is None:
-        splits, notes = split_by_hash(train, SPLITS[:2], valid_fraction)
+        splits, notes = split_by_hash(train, SPLITS[:2], valid_fraction=valid_fraction)
     else:
         splits = {"train": list(train), "valid": list(valid)}
-    return _checked(name, name, splits, list(skips), notes)
+    return _checked(name, name, splits, config, list(skips), notes)
 
 
 def split_of(hashed: int, valid_fraction: float = VALID_FRACTION) -> str:
@@ -291,17 +436,20 @@ def split_of(hashed: int, valid_fraction: float = VALID_FRACTION) -> str:
 
 
 def split_by_hash(
-    examples: Sequence[Example], names: Sequence[str], valid_fraction: float = VALID_FRACTION
+    examples: Sequence[Example],
+    names: Sequence[str],
+    task: str = "single-label",
+    valid_fraction: float = VALID_FRACTION,
 ) -> tuple[dict[str, list[Example]], list[str]]:
     """Examples split by hash into `names` ("train" first; texts of other splits stay in train), and notes.
 
     If a split has no text of a class, the texts of lowest hash are moved: each class has a text in train, and in
     every other split if it has enough texts.
     """
-    hashed = [text_hash(example.text) for example in examples]
+    hashed = [text_hash(example.content) for example in examples]
     labels_of: defaultdict[int, set[str]] = defaultdict(set)
     for key, example in zip(hashed, examples, strict=True):
-        labels_of[key].add(str(example.label))
+        labels_of[key] |= names_of(example, task)
     classes = sorted(set().union(*labels_of.values()))
     split = {key: name if (name := split_of(key, valid_fraction)) in names else "train" for key in sorted(labels_of)}
     counts = Counter((name, label) for key, name in split.items() for label in labels_of[key])
@@ -329,17 +477,43 @@ def split_by_hash(
 
 
 def encode_rows(
-    tokenizer: Tokenizer, examples: Sequence[Example], classes: Sequence[str] | None, length: int, truncation_side: str
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    classes: Sequence[str] | None,
+    length: int,
+    truncation_side: str,
+    task: TaskName = "single-label",
 ) -> "list[EncodedExample]":
-    """Examples as token ids with special tokens, and with class indices when `classes` are given."""
+    """Examples as token ids with special tokens, and with their labels when `classes` are given.
+
+    Of a pair both texts are encoded, with the last special token after each. A text with a tag for each token may
+    become several rows.
+    """
     from headstart.batch import EncodedExample  # needs torch, which takes long to load
 
-    index = {label: number for number, label in enumerate(classes or [])}
+    if task == "token":
+        from headstart.data.token_windows import encode_tokens
+
+        return encode_tokens(tokenizer, examples, classes, length)
     encoded = tokenizer.encode([example.text for example in examples])
+    rows: list[tuple[np.ndarray, np.ndarray | None]]
+    if any(example.pair is not None for example in examples):
+        second = tokenizer.encode([example.pair or "" for example in examples])
+        rows = [
+            tokenizer.add_special_tokens_to_pair(*ids, length, truncation_side)
+            for ids in zip(encoded, second, strict=True)
+        ]
+    else:
+        rows = [(tokenizer.add_special_tokens(ids, length, truncation_side), None) for ids in encoded]
+    labels = [example.label for example in examples]
+    indices: list[int | None] = [None] * len(rows)
+    targets: Sequence[np.ndarray | None] = indices  # type: ignore[assignment]
+    if classes is not None and task in ("single-label", "ordinal"):
+        index = {label: number for number, label in enumerate(classes)}
+        indices = [None if label is None else index.get(label) for label in labels]
+    elif classes is not None:
+        targets = [None if label is None else label_array(task, [label], classes).reshape(-1) for label in labels]
     return [
-        EncodedExample(
-            tokenizer.add_special_tokens(ids, length, truncation_side),
-            None if example.label is None else index.get(example.label),
-        )
-        for ids, example in zip(encoded, examples, strict=True)
+        EncodedExample(tokens, label, segments, targets=target)
+        for (tokens, segments), label, target in zip(rows, indices, targets, strict=True)
     ]

@@ -1,16 +1,86 @@
-"""Labels of a table: made into other classes (data.label_map), and one for each text."""
+"""Labels: as their task writes them, as arrays, made into other classes (data.label_map), and one for each text.
+
+A label is one string, so that tables, hashes and splits treat all tasks alike: "a|b" for several labels, a number as text,
+tags with spaces between for the tokens of a text.
+"""
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
-from headstart.data.text_io import Example, text_hash
+import numpy as np
+
+from headstart.config import TaskName
+from headstart.data.text_io import SEPARATOR, Example, SkippedRow, as_number, text_hash
 from headstart.errors import ConfigError, DataError
 
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
+
+
+def number_text(value: float) -> str:
+    """A number as a label: without a fraction where it is whole."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def label_set(label: str) -> list[str]:
+    """The labels in "a|b", sorted, each once."""
+    return sorted({part.strip() for part in label.split(SEPARATOR)} - {""})
+
+
+def with_task(examples: Iterable[Example], task: TaskName) -> tuple[list[Example], list[SkippedRow]]:
+    """The examples with their labels as the task writes them, and the rows whose labels it cannot read."""
+    if task in ("single-label", "token"):
+        return list(examples), []
+    found, skips = [], []
+    for example in examples:
+        label = str(example.label)
+        if task == "multi-label":
+            found.append(replace(example, label=SEPARATOR.join(label_set(label))))
+        elif (value := as_number(label)) is not None:
+            found.append(replace(example, label=number_text(value)))
+        else:
+            skips.append(SkippedRow(example.origin, f"the label {label!r} is no number"))
+    if skips and not found:
+        where = f"no label is a number; the first, {skips[0].origin}: {skips[0].reason}"
+        raise DataError(f"{task} needs numbers as labels, and {where}", hint="check --label-column and --task")
+    return found, skips
+
+
+def class_names(task: TaskName, labels: Iterable[str], column: str) -> list[str]:
+    """What a model predicts one output for: classes, labels or tags in order; the column's name for a number."""
+    if task == "regression":
+        return [column]
+    if task == "ordinal":
+        return sorted(set(labels), key=float)
+    return sorted({name for label in labels for name in names_in(task, label)})
+
+
+def names_in(task: TaskName, label: str) -> list[str]:
+    """The classes that one text's label names; none of a number."""
+    if task == "multi-label":
+        return label_set(label)
+    if task == "token":
+        return label.split()
+    return [] if task == "regression" else [label]
+
+
+def label_array(task: TaskName, labels: Sequence[str], classes: Sequence[str]) -> np.ndarray:
+    """The labels of texts: class indices (N,), 0 and 1 for each class (N, C), numbers (N,), or tag indices of all tokens.
+
+    A name that is not among `classes` has the index -1, or no column.
+    """
+    index = {name: number for number, name in enumerate(classes)}
+    if task == "regression":
+        return np.array([float(label) for label in labels], dtype=np.float64)
+    if task == "multi-label":
+        found = np.zeros((len(labels), len(classes)), dtype=np.int64)
+        for row, label in zip(found, labels, strict=True):
+            row[[index[name] for name in label_set(label) if name in index]] = 1
+        return found
+    return np.array([index.get(name, -1) for label in labels for name in names_in(task, label)], dtype=np.int64)
 
 
 def map_labels(examples: Sequence[Example], classes: Mapping[str, Sequence[str]], path: Path) -> list[Example]:
@@ -56,7 +126,7 @@ def deduplicate(examples: list[Example]) -> list[Example]:
     first: dict[int, Example] = {}
     labels: defaultdict[int, set[str | None]] = defaultdict(set)
     for example in examples:
-        hashed = text_hash(example.text)
+        hashed = text_hash(example.content)
         first.setdefault(hashed, example)
         labels[hashed].add(example.label)
     return [first[hashed] for hashed in sorted(first) if len(labels[hashed]) == 1]

@@ -23,29 +23,30 @@ def balanced_subset(dataset: Dataset, count: int, seed: int) -> Dataset:
     if count > len(train):
         problem = f"{count:,} labels are requested, but train has {len(train):,}"
         raise DataError(problem, hint=f"request {len(train)} or fewer")
-    if count < len(classes):
+    has_classes = dataset.task in ("single-label", "ordinal")
+    if count < len(classes) and has_classes:
         raise DataError(f"{count} labels cannot show {len(classes)} classes", hint=f"request {len(classes)} or more")
-    chosen = set(_balanced_order(train, seed)[:count])
+    chosen = set(_balanced_order(train, [each.label if has_classes else "" for each in train], seed)[:count])
     labelled = [example for index, example in enumerate(train) if index in chosen]
     rest = [replace(example, label=None) for index, example in enumerate(train) if index not in chosen]
     counts = Counter(example.label for example in labelled)
     notes = list(dataset.notes)
-    if max(counts.values()) - min(counts[label] for label in classes) > 1:
+    if has_classes and max(counts.values()) - min(counts[label] for label in classes) > 1:
         shown = ", ".join(f"{label} {counts[label]}" for label in classes)
         notes.append(f"the {count:,} labels are as even as train allows: {shown}")
     splits = {**dataset.splits, "train": labelled}
     return replace(dataset, splits=splits, notes=notes, unlabelled=[*dataset.unlabelled, *rest])
 
 
-def _balanced_order(examples: Sequence[Example], seed: int) -> list[int]:
+def _balanced_order(examples: Sequence[Example], labels: Sequence[str | None], seed: int) -> list[int]:
     """Indices in an order in which the first n rows are as balanced as possible, for every n."""
     times: Counter[int] = Counter()
     by_class: defaultdict[str | None, list[tuple[bytes, int]]] = defaultdict(list)
-    for index, example in enumerate(examples):
-        hashed = text_hash(example.text)
+    for index, (example, label) in enumerate(zip(examples, labels, strict=True)):
+        hashed = text_hash(example.content)
         key = hashlib.blake2b(f"{seed}:{hashed}:{times[hashed]}".encode(), digest_size=8).digest()
         times[hashed] += 1
-        by_class[example.label].append((key, index))
+        by_class[label].append((key, index))
     ranked = [(rank, key, index) for rows in by_class.values() for rank, (key, index) in enumerate(sorted(rows))]
     return [index for _, _, index in sorted(ranked)]
 
@@ -94,7 +95,7 @@ def exclude_evaluation_texts(dataset: Dataset, names: Sequence[str]) -> Dataset:
     """The dataset without the validation and test texts of the named sets."""
     excluded = frozenset(evaluation_hashes(names).tolist())
     splits = {
-        name: [row for row in rows if text_hash(row.text) not in excluded] for name, rows in dataset.splits.items()
+        name: [row for row in rows if text_hash(row.content) not in excluded] for name, rows in dataset.splits.items()
     }
     if not all(splits.values()):
         problem = f"data.exclude_eval_texts_of leaves {dataset.name} no text to learn from, or none to validate on"

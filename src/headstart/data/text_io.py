@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from headstart.errors import DataError, nearest
 
 TABLE_KINDS = (".tsv", ".csv", ".jsonl")
+LABELLED_KINDS = (*TABLE_KINDS, ".conll")  # the last: tokens with their tags, one a line
 KINDS = (*TABLE_KINDS, ".txt")
 OPENERS: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
@@ -37,12 +38,12 @@ ICONV = "convert it: iconv -f {} -t UTF-8 old > new"
 PACKED = {"\x1f\udc8b": ".gz", "\udcfd7zXZ": ".xz"}  # how packed files begin when they are decoded as text
 
 
-def kind_of(path: Path) -> str:
-    """The ending that says how a file is read, compression aside; "" when it is none of `KINDS`."""
+def kind_of(path: Path, kinds: Sequence[str] = KINDS) -> str:
+    """The ending that says how a file is read, compression aside; "" when it is none of `kinds`."""
     name = path.name.lower()
     for ending in OPENERS:
         name = name.removesuffix(ending)
-    return next((kind for kind in KINDS if name.endswith(kind)), "")
+    return next((kind for kind in kinds if name.endswith(kind)), "")
 
 
 def check_kind(path: Path, kinds: Sequence[str] = TABLE_KINDS, hint: str = ENDING) -> str:
@@ -144,6 +145,7 @@ def one_line(text: str) -> str:
 
 FLAGS = ("--text-column NAME", "--label-column NAME")
 LONGEST_FIELD = 2**28  # characters; a quote that is open for longer is an error
+SEPARATOR = "|"  # between the labels of a text
 SURROGATE = re.compile("[\ud800-\udfff]")  # only JSON escapes can bring one in
 QUOTING = 'write a quote inside a quoted field twice (""), or save the table as .jsonl'
 CSV_ERRORS = {  # the start of the message of `csv` -> the problem and what to do
@@ -158,11 +160,17 @@ Row = tuple[int, list[Any] | str]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text, its label where it has one, and where it comes from ("reviews.tsv:17")."""
+    """A text, its label where it has one, where it comes from ("reviews.tsv:17"), and the other text of a pair."""
 
     text: str
     label: str | None = None
     origin: str = ""
+    pair: str | None = None
+
+    @property
+    def content(self) -> str:
+        """What tells it from other examples: its text, or both texts of a pair."""
+        return self.text if self.pair is None else f"{self.text}\x1f{self.pair}"
 
 
 @dataclass(frozen=True)
@@ -214,7 +222,7 @@ def _record_rows(path: Path, columns: Sequence[str], flags: Sequence[str]) -> It
         return
     names = [name.strip() for name in header]
     indices = find_columns(path, columns, names, flags)
-    label_index = indices[1] if flags == FLAGS and len(columns) > 1 else None
+    label_index = indices[-1] if flags[-1] == FLAGS[1] and len(columns) == len(flags) else None
     delimiter = "," if kind_of(path) == ".csv" else "\t"
     labels: set[str] = set()
     for number, fields in records:
@@ -285,22 +293,37 @@ def _objects(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_table(
-    path: Path, text_column: str, label_column: str | None, strict: bool = False
+    path: Path, text_column: str, label_column: str | None, strict: bool = False, has_label_sets: bool = False
 ) -> tuple[list[Example], list[SkippedRow]]:
     """The examples of a table and the rows left out; with `strict` the first such row is an error."""
     skips: list[SkippedRow] = []
     on_skip = refuse if strict else skips.append
-    return list(iterate_table(path, text_column, label_column, on_skip)), skips
+    return list(iterate_table(path, text_column, label_column, on_skip, has_label_sets)), skips
+
+
+def text_columns(text_column: str) -> list[str]:
+    """The columns that hold the text: one, or two with a comma between."""
+    names = [name.strip() for name in text_column.split(",")]
+    if len(names) > 2:
+        raise DataError(
+            f"--text-column {text_column} names {len(names)} columns", hint="a pair has two: --text-column A,B"
+        )
+    return names
 
 
 def iterate_table(
-    path: Path, text_column: str, label_column: str | None, on_skip: Callable[[SkippedRow], None]
+    path: Path,
+    text_column: str,
+    label_column: str | None,
+    on_skip: Callable[[SkippedRow], None],
+    has_label_sets: bool = False,
 ) -> Iterator[Example]:
     """The examples of a table, one at a time; a row that cannot be used goes to `on_skip`."""
-    first_skip, is_usable = "", False
-    for number, values in iterate_rows(path, [text_column] if label_column is None else [text_column, label_column]):
+    texts, first_skip, is_usable = text_columns(text_column), "", False
+    columns = texts if label_column is None else [*texts, label_column]
+    for number, values in iterate_rows(path, columns, [FLAGS[0]] * len(texts) + [FLAGS[1]]):
         origin = f"{path.name}:{number}"
-        example = values if isinstance(values, str) else _example(values, origin)
+        example = values if isinstance(values, str) else _example(values, origin, len(texts), has_label_sets)
         if isinstance(example, Example):
             is_usable = True
             yield example
@@ -316,13 +339,18 @@ def iterate_table(
 
 def iterate_texts(path: Path, text_column: str) -> Iterator[str]:
     """The text of each row of a table, empty ones too; an unreadable row is an error."""
+    return (text for text, *_ in iterate_text_rows(path, [text_column]))
+
+
+def iterate_text_rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
+    """The texts in `columns` of each row of a table, empty ones too; an unreadable row is an error."""
     is_empty = True
-    for number, values in iterate_rows(path, [text_column]):
-        reason = values if isinstance(values, str) else fault(values[0])
-        if reason:
+    for number, values in iterate_rows(path, columns, FLAGS[:1]):
+        reason = values if isinstance(values, str) else next(filter(None, map(fault, values)), "")
+        if isinstance(values, str) or reason:
             raise DataError(f"{path}:{number}: {reason}", hint="mend that row, or take it out")
         is_empty = False
-        yield values[0]
+        yield values
     if is_empty:
         raise _without_rows(path)
 
@@ -336,18 +364,29 @@ def _without_rows(path: Path) -> DataError:
     return DataError(f"{path} holds no rows", hint="a table has one row a text, below a header that names the columns")
 
 
-def _example(values: list[Any], origin: str) -> Example | str:
-    """The example in a row's text and label, or the reason why there is none."""
-    text, label = (*values, None)[:2]
-    if reason := fault(text) or ("" if text.strip() else "the text is empty"):
-        return reason
-    if len(values) > 1:
-        label = int(label) if isinstance(label, float) and label.is_integer() else label
-        if isinstance(label, str | int) or (isinstance(label, float) and math.isfinite(label)):
-            label = str(label).strip()
-        if reason := fault(label, "label") or ("" if label else "the label is empty"):
+def _example(values: list[Any], origin: str, num_texts: int, has_label_sets: bool) -> Example | str:
+    """The example in a row's texts and label, or the reason why there is none."""
+    text, *others = values[:num_texts]
+    for each in (text, *others):
+        if reason := fault(each) or ("" if each.strip() else "the text is empty"):
             return reason
-    return Example(text, label, origin)
+    label = None
+    if len(values) > num_texts:
+        value = values[-1]
+        parts = [_label(each) for each in value] if has_label_sets and isinstance(value, list) else [_label(value)]
+        if reason := next(filter(None, (fault(part, "label") for part in parts)), ""):
+            return reason
+        label = SEPARATOR.join(parts)
+        if not label and not has_label_sets:
+            return "the label is empty"
+    return Example(text, label, origin, *others)
+
+
+def _label(value: Any) -> Any:
+    """A number or a word as text; another value as it is."""
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    is_plain = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return str(value).strip() if is_plain else value
 
 
 def fault(value: Any, what: str = "text") -> str:
@@ -357,6 +396,15 @@ def fault(value: Any, what: str = "text") -> str:
     if SURROGATE.search(value):
         return f"the {what} holds half a character (a lone surrogate)"
     return f"the {what} holds a NUL character" if "\0" in value else ""
+
+
+def as_number(label: str) -> float | None:
+    """The finite number that a label is, or None."""
+    try:
+        value = float(label)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and "_" not in label else None
 
 
 # --- Hashes of texts --------------------------------------------------------------------------------------------------

@@ -114,6 +114,19 @@ class Tokenizer:
             array = pick(TRUNCATION, truncation_side, "side to truncate")(array, max_length - 2)
         return np.concatenate([[self.bos_id], array, [self.eos_id]], dtype=np.int32)
 
+    def add_special_tokens_to_pair(
+        self, first: Ids, second: Ids, max_length: int, truncation_side: str = "start"
+    ) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
+        """`bos_id`, both texts with `eos_id` after each, and which text each token belongs to.
+
+        Where they are longer than `max_length`, the longer one is truncated, and both in the end.
+        """
+        room = max(0, max_length - 3)
+        part = min(len(first), max(room - len(second), room - room // 2))
+        one = self.add_special_tokens(first, part + 2, truncation_side)
+        two = self.add_special_tokens(second, min(len(second), room - part) + 2, truncation_side)[1:]
+        return np.concatenate([one, two]), np.repeat(np.array([0, 1], np.int8), [len(one), len(two)])
+
     def decode(self, ids: Ids) -> str:
         """The text of the ids, without special tokens."""
         return self.engine.decode([int(number) for number in ids if int(number) not in self.special_ids])

@@ -57,7 +57,8 @@ class _Unpadded(TransformerBackbone):
     ) -> Tensor | BackboneOutput:
         """As the plain one; vectors at padding are arbitrary."""
         is_short = batch.unpadded and batch.tokens.numel() <= COARSE  # the new layout costs more than it saves
-        if self.training or output_attentions or batch.segments is not None or is_short:
+        has_types = batch.segments is not None and self.embedding.token_type_embedding is not None
+        if self.training or output_attentions or has_types or is_short:
             return super().forward(batch, output_positions, output_attentions)
         layout = unpadded_layout(batch.attention_mask)
         positions = layout.positions[None]

@@ -15,7 +15,7 @@ from torch import Tensor
 from headstart import fast
 from headstart.atomic_io import write_bytes, write_json
 from headstart.checkpoint import WEIGHTS_FILE, read_weights, save_weights
-from headstart.config import PATH_SETTINGS, RunConfig, merge, parse
+from headstart.config import PATH_SETTINGS, RunConfig, TaskName, merge, parse
 from headstart.data.built_in import SOURCES
 from headstart.data.documents import MixtureComponent
 from headstart.data.text_io import unpack_fingerprints
@@ -87,6 +87,7 @@ class RunInfo:
     has_heads: bool = True  # False for a backbone that was imported without any head
     finetune_defaults: dict[str, Any] = field(default_factory=dict)  # recommended settings by section
     classifier: Classifier = "network"  # what a classifier answers with
+    thresholds: list[float] = field(default_factory=list)  # of each label, where a text may have several
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, with the format version first."""
@@ -181,12 +182,12 @@ class LoadedModel:
 
     def can_reuse_head(self, config: RunConfig, objective: Objective, classes: Sequence[str]) -> bool:
         """Whether a run can reuse this classifier's head: it has these classes and the shape that the run needs."""
-        has_head = self._reusable_head(config, classes) is not None
+        has_head = self._reusable_head(config, objective, classes) is not None
         return has_head and not self.why_new_head(config, objective, classes)
 
     def why_new_head(self, config: RunConfig, objective: Objective, classes: Sequence[str]) -> str:
         """Why a head for these very classes is not reused; empty if it is reused or there is none."""
-        head = self._reusable_head(config, classes)
+        head = self._reusable_head(config, objective, classes)
         if head is None:
             return ""
         if config.training.reinit_top_layers:
@@ -197,10 +198,15 @@ class LoadedModel:
         reason = f"the base's head has the same classes but another shape, so the head is new; {wanted} reuses it"
         return reason if changes else ""
 
-    def _reusable_head(self, config: RunConfig, classes: Sequence[str]) -> HeadSpec | None:
-        """The classifier's head if it has these classes, in any order, and the settings want it."""
-        is_wanted = config.training.head_init == "reuse" and sorted(self.info.classes) == sorted(classes)
-        return self.specs.get(HEAD) if is_wanted else None
+    def _reusable_head(self, config: RunConfig, objective: Objective, classes: Sequence[str]) -> HeadSpec | None:
+        """The classifier's head if it has this task and these classes, in any order, and the settings want it."""
+        is_alike = self.objective.name == objective.name and sorted(self.info.classes) == sorted(classes)
+        return self.specs.get(HEAD) if config.training.head_init == "reuse" and is_alike else None
+
+    @property
+    def task(self) -> TaskName:
+        """What a classifier predicts."""
+        return "single-label" if self.info.config.data.task == "auto" else self.info.config.data.task
 
     def save(self, folder: Path) -> None:
         """Write the model into an existing folder, as a finished run; run.json last."""

@@ -3,7 +3,16 @@
 from torch import nn
 
 from headstart.models.backbones import Backbone, BidirectionalBackbone, CausalBackbone, EncoderDecoderBackbone
-from headstart.models.heads import ClassHead, GeneratorHead, LanguageHead, PairHead, ReplacedHead
+from headstart.models.heads import (
+    ClassHead,
+    GeneratorHead,
+    LanguageHead,
+    OrdinalHead,
+    PairHead,
+    RegressionHead,
+    ReplacedHead,
+    TokenHead,
+)
 from headstart.models.recurrent import ConvolutionalBackbone, RecurrentBackbone
 
 BACKBONES: dict[str, type[Backbone]] = {
@@ -16,6 +25,9 @@ BACKBONES: dict[str, type[Backbone]] = {
 HEADS: dict[str, type[nn.Module]] = {
     "lm": LanguageHead,
     "class": ClassHead,
+    "regression": RegressionHead,
+    "ordinal": OrdinalHead,
+    "token": TokenHead,
     "pair": PairHead,
     "replaced": ReplacedHead,
     "generator": GeneratorHead,

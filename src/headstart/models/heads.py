@@ -1,5 +1,6 @@
 """The task heads: predictions from a backbone's vectors."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 from headstart.batch import Batch, rows_at
 from headstart.config import ModelConfig
-from headstart.errors import pick
+from headstart.errors import ConfigError, pick
 from headstart.models.backbones import Backbone
 from headstart.models.transformer import ACTIVATIONS, Block, LayerInputs, make_norm, rotary_angles
 
@@ -52,6 +53,16 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean+max": mean_max_pooling,
     "first": first_token,
 }
+
+
+def pair_pooling(hidden: Tensor, mask: Tensor, segments: Tensor | None) -> Tensor:
+    """The means u and v of the two texts of a pair, |u - v| and u * v (B, 4D), as in InferSent (Conneau et al., 2017)."""
+    sides = (mask, mask) if segments is None else (mask & (segments == 0), mask & (segments == 1))
+    first, second = (mean_pooling(hidden, side) for side in sides)
+    return torch.cat((first, second, (first - second).abs(), first * second), dim=-1)
+
+
+POOLED_WIDTHS = {"mean+max": 2, "pair": 4}  # in hidden sizes; others have one
 
 
 class HeadTransform(nn.Module):
@@ -124,14 +135,17 @@ class ClassHead(nn.Module):
 
     def __init__(self, config: ModelConfig, size: int, pooling: str, projection: str, dropout: float = 0.0):
         super().__init__()
-        self.pool = None if pooling == "pooler" else pick(POOLINGS, pooling, "pooling")
-        width = config.hidden_size * (2 if pooling == "mean+max" else 1)
-        self.dense = nn.Linear(width, width) if projection == "dense" else None
+        self.is_pair = pooling == "pair"
+        self.pool = None if pooling in ("pooler", "pair") else pick(POOLINGS, pooling, "pooling")
+        width = config.hidden_size * POOLED_WIDTHS.get(pooling, 1)
+        inner = config.hidden_size if self.is_pair else width
+        self.dense = nn.Linear(width, inner) if projection == "dense" else None
+        width = inner if projection == "dense" else width
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(width, size, bias=config.has_head_bias or projection == "dense")
         for layer in (self.dense, self.classifier):
             if layer is not None:
-                nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * width)))
+                nn.init.normal_(layer.weight, std=math.sqrt(2 / (5 * layer.in_features)))
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
 
@@ -150,6 +164,8 @@ class ClassHead(nn.Module):
         """One vector for each text (B, D)."""
         if hidden.ndim == 2:
             return hidden
+        if self.is_pair:
+            return pair_pooling(hidden, batch.attention_mask, batch.segments)
         return backbone.pooled(hidden) if self.pool is None else self.pool(hidden, batch.attention_mask)
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -158,6 +174,82 @@ class ClassHead(nn.Module):
         if self.dense is not None:
             pooled = self.dropout(F.gelu(self.dense(pooled)))
         output: Tensor = self.classifier(pooled)
+        return output
+
+
+class RegressionHead(ClassHead):
+    """A number for each text, in the units of the labels: its buffers hold their mean and standard deviation."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, config: ModelConfig, size: int, pooling: str, projection: str, dropout: float = 0.0):
+        super().__init__(config, size, pooling, projection, dropout)
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Predictions (B, 1) from pooled vectors (B, D)."""
+        return super().classify(pooled).float() * self.scale + self.mean
+
+    def folded(self) -> ClassHead:
+        """A plain head with the same predictions."""
+        if self.classifier.bias is None:
+            raise ConfigError(
+                "a head without a bias cannot hold the mean of the labels", hint="set model.head_bias=true"
+            )
+        plain = ClassHead.__new__(ClassHead)
+        nn.Module.__init__(plain)
+        plain.is_pair, plain.pool, plain.dense, plain.dropout = self.is_pair, self.pool, self.dense, self.dropout
+        plain.classifier = copy.deepcopy(self.classifier)
+        with torch.no_grad():
+            plain.classifier.weight *= self.scale[:, None]
+            plain.classifier.bias.mul_(self.scale).add_(self.mean)
+        return plain
+
+    def standardized(self, values: Tensor) -> Tensor:
+        """Values (B, 1) in standard deviations from the mean."""
+        return (values - self.mean) / self.scale
+
+
+class OrdinalHead(ClassHead):
+    """Log-probabilities of ordered classes from one score of each text: the cumulative link model (McCullagh, 1980).
+
+    P(class <= k) = sigmoid(cutpoint k - score), with cutpoints in increasing order.
+    """
+
+    def __init__(self, config: ModelConfig, size: int, pooling: str, projection: str, dropout: float = 0.0):
+        super().__init__(config, 1, pooling, projection, dropout)
+        self.first = nn.Parameter(torch.full((1,), -0.5 * (size - 2)))
+        self.gaps = nn.Parameter(torch.full((size - 2,), math.log(math.e - 1)))  # before softplus: 1 each
+
+    @property
+    def cutpoints(self) -> Tensor:
+        """The borders between the classes (C - 1,)."""
+        return torch.cat((self.first, self.first + F.softplus(self.gaps).cumsum(0)))
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Log-probabilities (B, C) from pooled vectors (B, D)."""
+        score = super().classify(pooled).float()  # (B, 1)
+        cut = self.cutpoints
+        lower, upper = F.pad(cut, (1, 0), value=-torch.inf), F.pad(cut, (0, 1), value=torch.inf)  # (C,)
+        # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b))
+        return F.logsigmoid(upper - score) + F.logsigmoid(score - lower) + torch.log1p(-torch.exp(lower - upper))
+
+
+class TokenHead(nn.Module):
+    """Logits of the tags at every label, or of every token."""
+
+    def __init__(self, config: ModelConfig, size: int, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(config.hidden_size, size)
+        nn.init.normal_(self.classifier.weight, std=math.sqrt(2 / (5 * config.hidden_size)))
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, hidden: Tensor, batch: Batch, backbone: Backbone) -> Tensor:
+        """Logits (N, C) at the label positions, or (B, T, C)."""
+        output: Tensor = self.classifier(self.dropout(at_label_positions(hidden, batch)))
         return output
 
 

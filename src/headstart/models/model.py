@@ -94,6 +94,8 @@ def describe_transfer(report: TransferReport) -> str:
 
 def reordered(weights: Mapping[str, Tensor], head: str, old: Sequence[str], new: Sequence[str]) -> dict[str, Tensor]:
     """A classifier's weights with the classes of its head in another order."""
+    if list(old) == list(new):
+        return dict(weights)
     order = [old.index(name) for name in new]
     classes = f"heads.{head}.classifier."
     return {name: weight[order] if name.startswith(classes) else weight for name, weight in weights.items()}

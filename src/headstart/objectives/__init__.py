@@ -12,8 +12,12 @@ from headstart.objectives.causal_lm import CausalLM
 from headstart.objectives.classification import Classification
 from headstart.objectives.electra import Electra
 from headstart.objectives.masked_lm import CausalAndMasked, MaskedLM
+from headstart.objectives.multi_label import MultiLabel
 from headstart.objectives.next_sentence import MaskedAndNextSentence, NextSentence
+from headstart.objectives.ordinal import Ordinal
+from headstart.objectives.regression import Regression
 from headstart.objectives.seq2seq import Seq2Seq
+from headstart.objectives.token_classification import TokenClassification
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "causal-lm": CausalLM,
@@ -23,6 +27,10 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "causal+masked": CausalAndMasked,
     "replaced-token": Electra,
     "classify": Classification,
+    "multi-label": MultiLabel,
+    "regression": Regression,
+    "ordinal": Ordinal,
+    "token-classification": TokenClassification,
     "translate": Seq2Seq,
 }
 

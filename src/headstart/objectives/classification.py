@@ -6,13 +6,22 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from headstart.batch import Batch, EncodedExample, pad
 from headstart.config import ModelConfig
 from headstart.errors import ConfigError
 from headstart.models.model import HeadSpec, Model
-from headstart.objectives.base import Loss, Objective, ObjectiveCost, Reads, Vocabulary, class_loss, symmetric_kl
+from headstart.objectives.base import (
+    Loss,
+    Objective,
+    ObjectiveCost,
+    Reads,
+    Vocabulary,
+    class_loss,
+    segments_of,
+    symmetric_kl,
+)
 
 # Setting of a class head -> the setting of the objective that chooses it.
 HEAD_SETTINGS = {"pooling": "pooling", "projection": "head_hidden_layer", "dropout": "head_dropout"}
@@ -22,6 +31,7 @@ HEAD_SETTINGS = {"pooling": "pooling", "projection": "head_hidden_layer", "dropo
 class Classification(Objective):
     """Predict the class of each text; pooling is `auto` = last token of a causal model, mean of a bidirectional one.
 
+    Of a pair of texts `auto` is `pair`: the means u and v of both, |u - v| and u * v.
     `r_drop_alpha` is the weight of the divergence between two passes with different dropout (Liang et al., 2021).
     """
 
@@ -29,7 +39,8 @@ class Classification(Objective):
     architectures: ClassVar[tuple[str, ...]] = ("bidirectional", "causal", "bi-lstm", "cnn")
     reads: ClassVar[Reads] = "texts"
     is_rowwise: ClassVar[bool] = True
-    pooling: Literal["auto", "last", "mean", "max", "mean+max", "first", "pooler"] = "auto"
+    head: ClassVar[str] = "class"  # a row of HEADS
+    pooling: Literal["auto", "last", "mean", "max", "mean+max", "first", "pooler", "pair"] = "auto"
     head_hidden_layer: Literal["auto", "linear", "dense"] = "auto"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -54,7 +65,7 @@ class Classification(Objective):
             self.head_hidden_layer if self.head_hidden_layer != "auto" else ("linear" if is_causal else "dense")
         )
         settings = {"pooling": pooling, "projection": projection, "dropout": self.head_dropout}
-        return {"class": HeadSpec("class", classes, settings)}
+        return {"class": HeadSpec(self.head, classes, settings)}
 
     def cost(self, body: ModelConfig, length: int) -> ObjectiveCost:
         """The last block computes one position of a text if the head reads no more; R-Drop makes two passes."""
@@ -65,11 +76,16 @@ class Classification(Objective):
     def collate(self, rows: Sequence[EncodedExample], vocabulary: Vocabulary, rng: torch.Generator) -> Batch:
         """Texts padded to the longest of them, with their classes if all are known."""
         tokens, mask = pad([row.tokens for row in rows], vocabulary.pad_id)
-        classes = [row.label for row in rows if row.label is not None]
-        labels = {"class": torch.tensor(classes)} if len(classes) == len(rows) else {}
+        found = self.labels_of(rows)
+        labels = {} if found is None else {"class": found}
         if self.r_drop_alpha and labels:
             labels["agreement"] = labels["class"]
-        return Batch(tokens, mask, labels, unpadded=bool(mask.all()))
+        return Batch(tokens, mask, labels, unpadded=bool(mask.all()), segments=segments_of(rows))
+
+    def labels_of(self, rows: Sequence[EncodedExample]) -> Tensor | None:
+        """The class of each row (B,); None unless all are known."""
+        classes = [row.label for row in rows if row.label is not None]
+        return torch.tensor(classes) if len(classes) == len(rows) else None
 
     def losses(self, model: Model, batch: Batch) -> dict[str, Loss]:
         """Cross-entropy over the classes; under R-Drop in training also the divergence from a second pass."""
@@ -78,10 +94,22 @@ class Classification(Objective):
         if self.r_drop_alpha and model.training:
             other_logits, second = self.logits_and_loss(model, batch)
             losses["class"] = replace(first, total=(first.total + second.total) / 2)
-            losses["agreement"] = replace(second, total=symmetric_kl(logits, other_logits), weight=self.r_drop_alpha)
+            losses["agreement"] = replace(second, total=self.divergence(logits, other_logits), weight=self.r_drop_alpha)
         return losses
 
     def logits_and_loss(self, model: Model, batch: Batch) -> tuple[Tensor, Loss]:
-        """The logits (B, C) of one pass, and their cross-entropy."""
-        logits, labels = model(batch)["class"].float(), batch.labels["class"]  # (B, C), (B,)
-        return logits, class_loss(logits, labels, self.label_smoothing)
+        """The logits (B, C) of one pass, and their loss."""
+        logits = model(batch)["class"].float()
+        return logits, self.criterion(logits, batch.labels["class"], model.heads["class"])
+
+    def criterion(self, logits: Tensor, labels: Tensor, head: nn.Module) -> Loss:
+        """The loss of logits (B, C)."""
+        return class_loss(logits, labels, self.label_smoothing)
+
+    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        """How far the outputs of two passes are apart, summed over the rows."""
+        return symmetric_kl(first, second)
+
+    def activate(self, logits: Tensor) -> Tensor:
+        """What the model predicts: the probability of each class (N, C)."""
+        return logits.softmax(dim=-1)

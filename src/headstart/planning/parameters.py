@@ -163,7 +163,7 @@ def _head(name: str, model: ModelConfig, spec: "HeadSpec") -> Iterator[Parameter
             yield formula(f"{name}, transform", "D²", others, values)
         has_bias = model.has_head_bias and spec.settings.get("bias", True)
         yield formula(name, "" if model.tie_embeddings else "VD", "V" if has_bias else "", values)
-    elif spec.kind == "class":
+    elif spec.kind == "class" and spec.settings.get("pooling") != "pair":
         pooled = model.hidden_size * (2 if spec.settings.get("pooling") == "mean+max" else 1)
         values = {"D": pooled, "C": spec.size}
         if is_dense := spec.settings.get("projection") == "dense":

@@ -14,7 +14,11 @@ from headstart.models.model import HeadSpec, build_model
 from headstart.objectives import make_objective
 
 FLOAT32 = 4  # bytes
-HEADS_OVER_TOKENS = ("replaced", "generator")  # heads with an output for each token; other heads have one for each text
+HEADS_OVER_TOKENS = (
+    "replaced",
+    "generator",
+    "token",
+)  # heads with an output for each token; other heads have one for each text
 
 
 @dataclass(frozen=True)

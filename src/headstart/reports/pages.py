@@ -55,13 +55,22 @@ def render_run(name: str, result: Mapping[str, Any], settings: Mapping[str, Any]
         "run.html",
         name=name,
         warnings=result.get("warnings") or [],
-        metrics={key: value for key, value in metrics.items() if not isinstance(value, dict | None)},
-        baseline={key: baseline[key] for key in BASELINE_METRICS} if baseline else {},
+        metrics=_shown_metrics(metrics),
+        baseline=_shown_metrics(baseline or {}, None if "task" in metrics else BASELINE_METRICS),
         figure=inline_svg(draw_training_curve(curve), "metrics", "Validation metrics by epoch") if curve else "",
         facts=facts,
         provenance=result["provenance"],
         settings=settings,
     )
+
+
+def _shown_metrics(score: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Any]:
+    """The metrics of a score that are known, or those of these names."""
+    return {
+        key: value
+        for key, value in score.items()
+        if (names is None or key in names) and not isinstance(value, dict | None) and value == value
+    }
 
 
 def draw_training_curve(curve: Sequence[Mapping[str, float]]) -> Figure:

@@ -12,12 +12,13 @@ from scipy.special import softmax
 
 from headstart import fast
 from headstart.batch import EncodedExample
+from headstart.data.text_io import Example, text_columns
 from headstart.errors import RunError
 from headstart.evaluation import attention
 from headstart.evaluation.attention import attention_maps, readable, translation_maps
 from headstart.generation.beam_search import Beam
 from headstart.generation.generate import Unfolding, prompt_batch, stream
-from headstart.inference.classify import leave_one_out
+from headstart.inference.classify import answer, leave_one_out
 from headstart.inference.embed import Encoder, plain_batch, usual_length
 from headstart.inference.generate import Request as GenerationSettings
 from headstart.inference.generate import Writer, open_writer
@@ -26,6 +27,7 @@ from headstart.inference.translate import Translator, open_translator, search_tr
 from headstart.models import BACKBONES
 from headstart.models.backbones import TransformerBackbone
 from headstart.models.model import count_parameters
+from headstart.objectives.classification import Classification
 from headstart.objectives.masked_lm import CausalAndMasked
 from headstart.serving import schema
 from headstart.serving.batcher import Batcher, StreamPool
@@ -187,10 +189,15 @@ class ModelWorker:
 
     def _classify(self, texts: Sequence[str], explain: bool) -> list[schema.Label]:
         rows, truncated = self._encode("classify", texts)
+        task = self.trained.task
+        if explain and task != "single-label":
+            raise http_error(422, f"this run predicts for {task}", hint="explanations are for one class a text")
         if (tfidf := self.trained.tfidf) is not None:
             if explain:
                 raise http_error(422, "this run answers with its TF-IDF baseline", hint="explanations are for networks")
             probabilities, truncated = tfidf.predict_probabilities(list(texts)), [False] * len(texts)
+        elif task != "single-label":
+            return self._classify_task(texts, rows, truncated)
         else:
             probabilities = softmax(self._logits(rows).astype(np.float64), axis=1)  # (N, C)
         classes, best = self.trained.info.classes, probabilities.argmax(axis=1).tolist()
@@ -206,6 +213,25 @@ class ModelWorker:
             for row, is_truncated, index, values in zip(
                 rows, truncated, best, np.round(probabilities, 6).tolist(), strict=True
             )
+        ]
+
+    def _classify_task(
+        self, texts: Sequence[str], rows: Sequence[EncodedExample], truncated: Sequence[bool]
+    ) -> list[schema.Label]:
+        """Several labels with signs between them, or one of the classes in order."""
+        assert isinstance(self.trained.objective, Classification)
+        outputs = self.trained.objective.activate(torch.from_numpy(self._logits(rows))).double().numpy()
+        answers = answer([self.trained], [Example(text) for text in texts], outputs)
+        names = self.trained.info.classes
+        return [
+            schema.Label(
+                label=label,
+                probability=round(probability, 6),
+                probabilities=dict(zip(names, np.round(values, 6).tolist(), strict=True)),
+                tokens=len(row.tokens),
+                cut=is_truncated,
+            )
+            for (label, probability), values, row, is_truncated in zip(answers, outputs, rows, truncated, strict=True)
         ]
 
     def _explain(self, row: EncodedExample, label: int) -> schema.Explanation:
@@ -306,8 +332,13 @@ def find_obstacles(trained: LoadedModel) -> dict[Ability, str]:
     kind, objective = trained.info.config.model.architecture, trained.objective
     can_generate = kind == "causal" or isinstance(objective, CausalAndMasked)
     has_attention = issubclass(BACKBONES[kind], TransformerBackbone)
+    is_pair = objective.reads == "texts" and len(text_columns(trained.info.config.data.text_column)) > 1
+    other = "pairs of texts" if is_pair else trained.task if trained.task in ("regression", "token") else ""
     table: dict[Ability, tuple[bool, str]] = {
-        "classify": (objective.reads == "texts", "is a language model and names no classes"),
+        "classify": (
+            objective.reads == "texts" and not other,
+            f"predicts for {other}: use `headstart predict`" if other else "is a language model and names no classes",
+        ),
         "embed": (kind != "encoder-decoder", "reads two texts at once"),
         "attention": (has_attention, f"has a {kind} body without attention to show"),
         "generate": (

@@ -20,7 +20,7 @@ from headstart.atomic_io import content_hash, write_json, write_text
 from headstart.config import BUDGETS, RunConfig, merge, resolve
 from headstart.data.audit import audit, token_counts
 from headstart.data.augmentation import check_bpe_dropout
-from headstart.data.datasets import Dataset, load_dataset
+from headstart.data.datasets import Dataset, load_dataset, require_classes
 from headstart.data.documents import open_documents
 from headstart.data.subsets import balanced_subset, exclude_evaluation_texts
 from headstart.errors import ConfigError, Stopped, pick
@@ -212,6 +212,7 @@ def _plan_experiment(inputs: ComparisonInputs, bases: list[LoadedModel], on_even
     """Everything to train, checked before the first model is trained."""
     config, _ = finetune_config(bases[0] if bases else None, inputs.preset, inputs.settings)
     dataset = load_dataset(inputs.data, config.data, with_test=inputs.folds is None)
+    require_classes(dataset, "compare")
     if config.data.exclude_eval_texts_of:
         dataset = exclude_evaluation_texts(dataset, config.data.exclude_eval_texts_of)
     folds, scored = make_folds(dataset, inputs.folds)

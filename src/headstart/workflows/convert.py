@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from headstart.convert.from_transformers import ImportedModel, load_transformers
 from headstart.convert.onnx import write_onnx
 from headstart.convert.parity import ExportBundle, ParityReport
 from headstart.convert.to_transformers import write_transformers
+from headstart.data.text_io import text_columns
 from headstart.errors import ConfigError, RunError, pick
-from headstart.inference.loaded_model import LoadedModel, RunInfo, RunInputs, load_model
+from headstart.inference.loaded_model import HEAD, LoadedModel, RunInfo, RunInputs, load_model
+from headstart.models.heads import RegressionHead
 from headstart.models.model import count_parameters
 from headstart.reports.pages import render_run
 from headstart.results import plain
@@ -33,6 +35,7 @@ EXPORTERS: dict[str, Callable[[ExportBundle, Path], ParityReport]] = {
 }
 PRESET = "imported"
 BLOCK_LENGTH = 512  # tokens of a block when the model is evaluated on raw text, if it reads as many
+PROBLEM_TYPES = {"multi-label": "multi_label_classification", "regression": "regression"}  # of transformers
 OBJECTIVES = {"causal": "causal-lm", "bidirectional": "masked-lm"}
 
 
@@ -57,10 +60,24 @@ def export(run: str, to: str, out: str | Path, *, int8: bool = False) -> Exporte
         writer = partial(write_onnx, int8=True)
     path = Path(out)
     refuse_existing(path)
-    bundle = make_bundle(load_model(run))
+    trained = load_model(run)
+    _check_task(trained, to)
+    bundle = make_bundle(trained)
     reports: list[ParityReport] = []
     write_folder(path, lambda folder: reports.append(writer(bundle, folder)))
     return Exported(**vars(reports[0]), path=path, to=to, parameters=count_parameters(bundle.model))
+
+
+def _check_task(trained: LoadedModel, to: str) -> None:
+    """Refuse a task that the other library has no place for."""
+    is_pair = trained.objective.reads == "texts" and len(text_columns(trained.info.config.data.text_column)) > 1
+    known = ("single-label", "multi-label", "regression") if to == "transformers" else ("single-label",)
+    if trained.task not in known or (is_pair and to != "transformers"):
+        what = trained.task if trained.task not in known else "pairs of texts"
+        raise RunError(
+            f"{trained.name} was trained for {what}, which cannot be exported to {to}",
+            hint="--to transformers takes one or several labels, numbers and pairs; `headstart predict` knows every task",
+        )
 
 
 def make_bundle(trained: LoadedModel) -> ExportBundle:
@@ -72,14 +89,18 @@ def make_bundle(trained: LoadedModel) -> ExportBundle:
         )
     config = trained.info.config
     is_classifier = trained.objective.reads == "texts"
+    model, specs = trained.model(), trained.specs
+    if isinstance(head := model.heads[HEAD] if HEAD in specs else None, RegressionHead):
+        model.heads[HEAD], specs = head.folded(), {HEAD: replace(specs[HEAD], kind="class")}
     return ExportBundle(
-        model=trained.model(),
-        specs=trained.specs,
+        model=model,
+        specs=specs,
         tokenizer=trained.tokenizer,
         classes=trained.info.classes,
         max_length=config.training.max_length if is_classifier else config.model.max_position_embeddings,
         truncation_side=config.data.truncation_side if is_classifier else "start",
         source_tokenizer=trained.own_source_tokenizer,
+        problem_type=PROBLEM_TYPES.get(trained.task, ""),
     )
 
 

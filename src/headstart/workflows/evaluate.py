@@ -12,14 +12,14 @@ from headstart.config import RunConfig
 from headstart.data.datasets import Dataset, Example, SkippedRow, load_for_scoring
 from headstart.data.documents import open_for_scoring, write_texts
 from headstart.data.parallel import ParallelText, load_pairs_for_scoring, load_parallel
-from headstart.data.text_io import is_contaminated
+from headstart.data.text_io import hashes, is_contaminated
 from headstart.data.token_cache import Corpus, default_cache, join, prepare
 from headstart.errors import ConfigError, DataError, RunError, nearest
 from headstart.evaluation.metrics import score
 from headstart.evaluation.translation_metrics import compare_translations
-from headstart.inference.classify import Classifier, load_ensemble, mean_probabilities
+from headstart.inference.classify import Classifier, load_ensemble, mean_probabilities, mean_thresholds
 from headstart.inference.loaded_model import LoadedModel, load_model
-from headstart.results import LanguageScore, Score, TranslationScore, TranslationTest
+from headstart.results import LanguageScore, Score, TaskScore, TranslationScore, TranslationTest
 from headstart.training.runtime import start_runtime
 from headstart.workflows.finetune_seq2seq import TranslationJob, TranslationTask, encode_pairs
 from headstart.workflows.pretrain import PretrainJob
@@ -90,17 +90,34 @@ def score_examples(
     """The score of classifiers in memory on labelled texts; `name` is what error messages call these."""
     members = [member.loaded for member in ensemble]
     classes = members[0].info.classes
+    if (task := members[0].task) not in ("single-label", "ordinal"):
+        return _score_labels(ensemble, split, examples, len(skips))
     unknown = next((example for example in examples if example.label not in classes), None)
     if unknown is not None:
         raise DataError(
             f"{unknown.origin} has label {unknown.label!r}, which {members[0].name} was not trained on",
             hint=nearest(str(unknown.label), classes),
         )
+    if task == "ordinal":
+        return _score_labels(ensemble, split, examples, len(skips))
     dataset = Dataset(name=name, splits={split: list(examples)}, classes=classes)
     probabilities = mean_probabilities(ensemble, examples)
     was_seen = is_contaminated(dataset.hashes(split), np.concatenate([member.train_fingerprints for member in members]))
     found = score(np.array(dataset.targets(split)), probabilities, classes, was_seen, split)
     return replace(found, skipped=len(skips))
+
+
+def _score_labels(ensemble: Sequence[Classifier], split: str, examples: Sequence[Example], skipped: int) -> TaskScore:
+    """The score of several labels, numbers, ordered classes or tags."""
+    from headstart.evaluation.task_scores import score_task
+
+    members = [member.loaded for member in ensemble]
+    known = np.concatenate([member.train_fingerprints for member in members])
+    was_seen = is_contaminated(hashes(example.content for example in examples), known)
+    labels, outputs = [str(example.label) for example in examples], mean_probabilities(ensemble, examples)
+    thresholds, classes = mean_thresholds(members), members[0].info.classes
+    found = score_task(members[0].task, labels, outputs, classes, was_seen, split, thresholds)
+    return replace(found, skipped=skipped)
 
 
 def _evaluate_language_model(

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import binomtest, entropy
+from torch import nn
 
 from headstart import fast
 from headstart.atomic_io import content_hash
 from headstart.baselines.tfidf import TfidfModel, train_tfidf
 from headstart.batch import EncodedExample, Loader, TextLoader
-from headstart.config import DataConfig, RunConfig, TrainingConfig
+from headstart.config import DataConfig, RunConfig, TaskName, TrainingConfig, merge
 from headstart.data.augmentation import AugmentedTextLoader, check_bpe_dropout
 from headstart.data.datasets import Dataset, encode_rows, load_dataset, write_tables
 from headstart.data.documents import Corpora
@@ -35,15 +36,17 @@ from headstart.inference.loaded_model import (
     load_model,
     with_absolute_paths,
 )
-from headstart.models.heads import ClassHead
+from headstart.models.heads import ClassHead, RegressionHead
 from headstart.models.model import HeadSpec, Model, build_model, reordered, transfer
-from headstart.results import Score, TransferReport
+from headstart.objectives.classification import Classification
+from headstart.results import Score, TaskScore, TransferReport
 from headstart.training.callbacks import Note, OnEvent, Stage, ignore_event
 from headstart.training.evaluate import eval_subset, fit_head, predict_probabilities
 from headstart.training.runtime import init_processes, seed_everything, start_runtime
 from headstart.training.trainer import Evaluation, Trainer
 from headstart.workflows.distill import DistillationSetup
 from headstart.workflows.finetune_defaults import DatasetFacts, explain_settings, finetune_config
+from headstart.workflows.finetune_tasks import evaluate_task, summarize_task
 from headstart.workflows.run_dir import DATA, RunDir
 from headstart.workflows.training_job import FinishedRun, TrainingData, TrainingJob
 
@@ -51,6 +54,14 @@ if TYPE_CHECKING:
     from headstart.workflows.finetune_seq2seq import FinishedTranslator
 
 BASELINE_TEXTS = 50_000  # at most, so that the baseline costs little compared with the network
+# The objective of each task.
+TASK_OBJECTIVES: dict[TaskName, str] = {
+    "single-label": "classify",
+    "multi-label": "multi-label",
+    "regression": "regression",
+    "ordinal": "ordinal",
+    "token": "token-classification",
+}
 # The check for under-training: training texts that it reads per class and in all, at most; a loss of at least this
 # fraction of that of class frequencies, and an accuracy below this fraction of the way from the majority class to 1.
 CHECKED_PER_CLASS, CHECKED_TEXTS = 20, 2_000
@@ -61,11 +72,12 @@ UNDERTRAINED_LOSS, UNDERTRAINED_ACCURACY = 0.9, 0.25
 class Finetuned(FinishedRun):
     """A finished classifier and its validation score."""
 
-    score: Score
-    baseline: Score | None = None  # of TF-IDF + linear SVM, trained on the same texts
+    score: TaskScore | Score
+    baseline: TaskScore | Score | None = None  # of a linear model, TF-IDF + linear SVM for classes, of the same texts
     comparison: str = ""  # whether the validation texts can tell the two apart
     warnings: list[str] = field(default_factory=list)
     classifier: Classifier = "network"  # what the run answers with
+    thresholds: list[float] = field(default_factory=list)  # of several labels, tuned on the validation texts
 
 
 def finetune(
@@ -102,6 +114,9 @@ def finetune(
             draft, objective = finetune_config(loaded, preset, given)
             distillation = DistillationSetup.load(teacher, unlabelled) if teacher or unlabelled else None
             dataset = load_labelled(data, draft, on_event=listen)
+            given = settings_for_task(dataset, given, draft, distillation)
+            if isinstance(data, Dataset):  # a resume reads its labels as they are meant here
+                given = merge(given, {"data": {"task": dataset.task}})
             unlabelled_texts = [] if distillation is None else distillation.texts(dataset, objective, draft)
             owner = loaded or distillation
             facts = DatasetFacts.of(dataset, None if owner is None else owner.tokenizer, len(unlabelled_texts))
@@ -120,6 +135,34 @@ def finetune(
 
 
 # --- The data -------------------------------------------------------------------------------------------------------
+
+
+def settings_for_task(
+    dataset: Dataset, given: Mapping[str, Any], draft: RunConfig, distillation: DistillationSetup | None = None
+) -> dict[str, Any]:
+    """The settings with the objective of the task that the labels show; those that the task cannot use are refused."""
+    objective = TASK_OBJECTIVES[dataset.task]
+    name = given.get("objective", {}).get("name", objective)
+    if name != objective:
+        problem = f"the task is {dataset.task}, and objective.name is {name}"
+        raise ConfigError(problem, hint=f"leave it out, or set --task to match {name}")
+    training = given.get("training", {})
+    is_plain = dataset.task == "single-label" and dataset.train[0].pair is None
+    for flag, is_set in (
+        ("--distill-from", distillation is not None),
+        ("--keep-winner", training.get("keep_winner")),
+        ("training.bpe_dropout", training.get("bpe_dropout")),
+        ("training.token_cutoff", training.get("token_cutoff") and dataset.task != "multi-label"),
+    ):
+        if is_set and not is_plain:
+            what = dataset.task if dataset.task != "single-label" else "pairs"
+            raise ConfigError(f"{flag} is for one text with one class, and this task is {what}", hint="leave it out")
+    if is_plain:
+        return dict(given)
+    own = {"name": objective, **given.get("objective", {})}
+    if dataset.train[0].pair is not None and draft.model.architecture != "causal":
+        own.setdefault("pooling", "pair")
+    return merge(given, {"objective": own, "data": {"task": dataset.task}})
 
 
 @dataclass(frozen=True)
@@ -173,7 +216,7 @@ def training_loader(
 
 def data_fingerprint(dataset: Dataset) -> str:
     """A hash of every text and label that a run is trained or evaluated on."""
-    return content_hash({name: [[row.text, row.label] for row in rows] for name, rows in dataset.splits.items()})
+    return content_hash({name: [[row.content, row.label] for row in rows] for name, rows in dataset.splits.items()})
 
 
 def choose_tokenizer(config: RunConfig, dataset: Dataset, base: LoadedModel | None, on_event: OnEvent) -> Tokenizer:
@@ -188,8 +231,9 @@ def choose_tokenizer(config: RunConfig, dataset: Dataset, base: LoadedModel | No
 def make_task(dataset: Dataset, tokenizer: Tokenizer, config: RunConfig, on_event: OnEvent = ignore_event) -> Task:
     """Every split as tokens."""
     on_event(Stage("tokenising the labelled texts"))
+    length = config.training.max_length
     rows = {
-        name: encode_rows(tokenizer, examples, dataset.classes, config.training.max_length, config.data.truncation_side)
+        name: encode_rows(tokenizer, examples, dataset.classes, length, config.data.truncation_side, dataset.task)
         for name, examples in dataset.splits.items()
     }
     return Task(dataset, tokenizer, rows)
@@ -282,6 +326,14 @@ def sample_per_class(targets: np.ndarray) -> np.ndarray:
     return np.sort(chosen)[:: max(1, -(-len(chosen) // CHECKED_TEXTS))]
 
 
+def standardize(head: nn.Module, dataset: Dataset) -> None:
+    """Give the head of a regression the mean and the standard deviation of the training labels."""
+    if isinstance(head, RegressionHead):
+        labels = dataset.target_array("train")
+        head.mean.fill_(float(labels.mean()))
+        head.scale.fill_(float(labels.std()) or 1.0)
+
+
 # --- The job --------------------------------------------------------------------------------------------------------
 
 
@@ -349,6 +401,7 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         size = data.tokenizer.size
         model = fast.optimize(build_model(config.model, size, objective.heads(config.model, size, len(classes))))
         if base is None:
+            standardize(model.heads[HEAD], data.dataset)
             return model, None
         if base.can_reuse_head(config, objective, classes):
             weights = reordered(base.weights, HEAD, base.info.classes, classes)
@@ -356,34 +409,40 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         if why := base.why_new_head(config, objective, classes):
             self.on_event(Note(why))
         report, head = transfer(base.weights, model, reset_layers=config.training.reinit_top_layers), model.heads[HEAD]
-        if config.training.linear_probe and isinstance(head, ClassHead):
+        standardize(head, data.dataset)
+        if config.training.linear_probe and isinstance(head, ClassHead) and isinstance(objective, Classification):
             fit_head(model, head, objective, data.rows["train"], data.tokenizer, self.runtime)
         return model, report
 
     def evaluate(self, model: Model, data: Task) -> Evaluation:
         """Accuracy, macro F1 and loss on the validation texts, or on `training.eval_subset_size` of them."""
+        if data.dataset.task != "single-label":
+            return evaluate_task(self, model, data)
         chosen = eval_subset(len(data.rows["valid"]), self.config.training.eval_subset_size)
         truth = np.array(data.dataset.targets("valid"))[chosen]
-        found = self._probabilities(model, data, "valid", chosen)
+        found = self.predictions(model, data, "valid", chosen)
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
         return Evaluation(values, objective_value=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
 
     def score(self, model: Model, data: Task, split: str, seen: np.ndarray) -> Score:
         """The score on one split; its leak-free part leaves out texts whose hashes were `seen` in training."""
-        found = self._probabilities(model, data, split, np.arange(len(data.rows[split])))
+        found = self.predictions(model, data, split, np.arange(len(data.rows[split])))
         was_seen = is_contaminated(data.dataset.hashes(split), seen)
         return score(np.array(data.dataset.targets(split)), found, data.classes, was_seen, split)
 
-    def _probabilities(self, model: Model, data: Task, split: str, chosen: np.ndarray) -> np.ndarray:
+    def predictions(self, model: Model, data: Task, split: str, chosen: np.ndarray) -> np.ndarray:
+        """What the model predicts for rows of a split."""
         rows, runtime = [data.rows[split][index] for index in chosen], self.runtime
         return predict_probabilities(model, self.objective, rows, data.tokenizer, runtime, runtime.eval_batch_tokens)
 
     def summarize(self, run: FinishedRun, trainer: Trainer, data: Task, seen: np.ndarray) -> Finetuned:
         """The score of the network, or of the baseline where the run predicts with that."""
+        if data.dataset.task != "single-label" or data.dataset.train[0].pair is not None:
+            return summarize_task(self, run, trainer, data, seen)
         config, targets, read = self.config, np.array(data.dataset.targets("train")), trainer.strategy.read
         network = read(lambda model: self.score(model, data, "valid", seen))
         chosen = sample_per_class(targets)
-        fitted = read(lambda model: self._probabilities(model, data, "train", chosen))
+        fitted = read(lambda model: self.predictions(model, data, "train", chosen))
         warnings = warn_of_undertraining(targets[chosen], fitted, data.classes, config)
         found = None
         with self.processes.raise_on_all():

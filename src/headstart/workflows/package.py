@@ -15,6 +15,7 @@ from torch import Tensor
 from headstart.atomic_io import file_hash, refuse_existing, write_bytes, write_folder, write_json, write_text
 from headstart.config import DataConfig, Section, load_toml, parse
 from headstart.data.built_in import SOURCES
+from headstart.data.datasets import require_classes
 from headstart.data.documents import parse_mixture
 from headstart.data.subsets import evaluation_hashes
 from headstart.data.text_io import pack_fingerprints
@@ -202,7 +203,9 @@ def _score_held_out(loaded: LoadedModel) -> tuple[str, object]:
     runtime = start_runtime(config.training)
     model = loaded.model().to(runtime.device)
     if loaded.objective.reads == "texts":
-        task = make_task(load_labelled(inputs.data, config), loaded.tokenizer, config)
+        dataset = load_labelled(inputs.data, config)
+        require_classes(dataset, "package")
+        task = make_task(dataset, loaded.tokenizer, config)
         return name, FinetuneJob(config, runtime).score(model, task, "valid", loaded.train_fingerprints)
     mixture = inputs.mix or parse_mixture(inputs.corpora)
     if not mixture:

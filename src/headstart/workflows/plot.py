@@ -192,13 +192,13 @@ def _load_rows(loaded: LoadedModel, file: str, config: RunConfig, max_texts: int
     if not examples:
         raise DataError(f"{file} holds no text", hint="give a file with at least one text that is not blank")
     unknown = next((example for example in examples if example.label not in classes), None)
-    if reads == "texts" and unknown is not None:
+    if reads == "texts" and unknown is not None and loaded.task in ("single-label", "ordinal"):
         raise DataError(
             f"{unknown.origin} has label {unknown.label!r}, which {loaded.name} was not trained on",
             hint=nearest(str(unknown.label), classes),
         )
     length, side = config.training.max_length, config.data.truncation_side
-    return encode_rows(loaded.tokenizer, examples, classes or None, length, side)
+    return encode_rows(loaded.tokenizer, examples, classes or None, length, side, loaded.task)
 
 
 def write_plots(out: Path | None, name: str, draw: Callable[[], Figure], render: Callable[[Figure], str]) -> list[Path]:

@@ -246,7 +246,8 @@ class RunDir:
             transfer = describe_transfer(TransferReport(**info.transfer)) if info.transfer else ""
             page = render_run(self.path.name, result, info.config.model_dump(), transfer)
             write_text(self.path / "report.html", page)
-            self.write_info(replace(info, status="finished", classifier=result.get("classifier", info.classifier)))
+            found = {name: result[name] for name in ("classifier", "thresholds") if name in result}
+            self.write_info(replace(info, status="finished", **found))
             shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def result(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from headstart.atomic_io import content_hash, write_json, write_text, writing
 from headstart.config import RunConfig, merge
 from headstart.data.augmentation import check_bpe_dropout
+from headstart.data.datasets import require_classes
 from headstart.data.subsets import balanced_subset, merge_folds, stratified_folds
 from headstart.data.tokenizer import Tokenizer
 from headstart.errors import ConfigError, Diverged, RunError, pick
@@ -514,8 +515,11 @@ def _run_search(path: Path, inputs: TuneInputs, budget: Budget, on_event: OnEven
 def _make_folds(inputs: TuneInputs, config: RunConfig, on_event: OnEvent) -> list[Fold]:
     """What trials train on and are scored on; with folds, `data.train_size` limits the labels of all folds together."""
     if inputs.folds is None:
-        return make_folds(load_labelled(inputs.data, config, on_event=on_event), None)[0]
+        dataset = load_labelled(inputs.data, config, on_event=on_event)
+        require_classes(dataset, "tune")
+        return make_folds(dataset, None)[0]
     dataset = load_labelled(inputs.data, config.with_({"data": {"train_size": None}}), on_event=on_event)
+    require_classes(dataset, "tune")
     if config.data.train_size is not None:
         pool = merge_folds(stratified_folds(dataset, inputs.folds))
         dataset = balanced_subset(pool, config.data.train_size, config.training.seed)
