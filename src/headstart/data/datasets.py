@@ -187,14 +187,6 @@ def resolve_task(data: str, config: DataConfig) -> tuple[DataConfig, list[str]]:
         files = split_files(Path(data))
     is_conll = "train" in files and kind_of(files["train"], LABELLED_KINDS) == ".conll"
     task: str = config.task
-    if is_conll and task not in ("auto", "token"):
-        raise ConfigError(
-            f"{files['train']} holds tokens with their tags, and the task is {task}", hint="leave --task out"
-        )
-    if task == "token" and not is_conll:
-        raise ConfigError(
-            "token labels are read from .conll files", hint="write a token and its tag a line: train.conll"
-        )
     if task != "auto" or "train" not in files:
         return config, []
     note = "task: token, a tag for each token of the .conll files"
@@ -288,7 +280,11 @@ def load_unlabelled(path: str, config: DataConfig) -> Iterator[Example]:
 
 def _read(path: Path, config: DataConfig, skips: list[SkippedRow]) -> list[Example]:
     task, strict = task_of(config), config.on_bad_row == "error"
-    if kind_of(path, LABELLED_KINDS) == ".conll":
+    is_conll = kind_of(path, LABELLED_KINDS) == ".conll"
+    if is_conll != (task == "token"):
+        problem = f"{path} holds {'a tag for each token' if is_conll else 'no tags of tokens'}, and the task is {task}"
+        raise DataError(problem, hint="the task token reads .conll files alone, and no other task does")
+    if is_conll:
         from headstart.data.conll import read_conll
 
         examples, left_out = read_conll(path)
