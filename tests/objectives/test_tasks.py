@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from headstart.batch import IGNORE, Batch
+from headstart.errors import ConfigError
 from headstart.models.heads import ClassHead, OrdinalHead, RegressionHead, pair_pooling
 from headstart.models.model import build_model
 from headstart.objectives.multi_label import MultiLabel
@@ -59,6 +60,15 @@ def test_the_loss_of_several_labels_is_the_mean_over_labels_and_texts():
     loss = objective.losses(model, batch)["class"]
     expected = torch.nn.functional.binary_cross_entropy_with_logits(model(batch)["class"], batch.labels["class"])
     torch.testing.assert_close(loss.total / loss.count, expected)
+
+
+def test_the_metric_that_selects_the_weights_may_be_chosen():
+    values = {"spearman": 0.5, "rmse": 2.0, "loss": 4.0}
+    assert Regression().selection_value(values) == pytest.approx(0.5, abs=1e-5)
+    assert Regression(metric_for_best_model="rmse").selection_value(values) == pytest.approx(-2.0, abs=1e-5)
+    assert Regression().selection_value({**values, "spearman": float("nan")}) < -1
+    with pytest.raises(ConfigError, match="micro_f1, which regression does not measure"):
+        Regression(metric_for_best_model="micro_f1").selection_value(values)
 
 
 def test_a_regression_predicts_in_the_units_of_its_labels():

@@ -1,6 +1,7 @@
 """Text classification, with R-Drop as an option."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -23,6 +24,11 @@ from headstart.objectives.base import (
     symmetric_kl,
 )
 
+Metric = Literal[
+    "auto", "accuracy", "macro_f1", "micro_f1", "spearman", "rmse", "span_f1", "token_accuracy", "loss"
+]  # of an evaluation during training
+LOWER_IS_BETTER = ("loss", "rmse")
+
 # Setting of a class head -> the setting of the objective that chooses it.
 HEAD_SETTINGS = {"pooling": "pooling", "projection": "head_hidden_layer", "dropout": "head_dropout"}
 
@@ -31,7 +37,8 @@ HEAD_SETTINGS = {"pooling": "pooling", "projection": "head_hidden_layer", "dropo
 class Classification(Objective):
     """Predict the class of each text; pooling is `auto` = last token of a causal model, mean of a bidirectional one.
 
-    Of a pair of texts `auto` is `pair`: the means u and v of both, |u - v| and u * v.
+    Of a pair of texts `auto` is `pair`: the means u and v of both, |u - v| and u * v. `metric_for_best_model` selects the
+    weights; `auto` is the metric that the training curve shows first.
     `r_drop_alpha` is the weight of the divergence between two passes with different dropout (Liang et al., 2021).
     """
 
@@ -45,6 +52,7 @@ class Classification(Objective):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     r_drop_alpha: Annotated[float, Field(ge=0)] = 0.0
+    metric_for_best_model: Metric = "auto"
 
     def resolve_backbone(self, body: ModelConfig) -> ModelConfig:
         """The model settings with a known `architecture`; a missing pooler, or R-Drop without dropout, is an error."""
@@ -101,6 +109,15 @@ class Classification(Objective):
         """The logits (B, C) of one pass, and their loss."""
         logits = model(batch)["class"].float()
         return logits, self.criterion(logits, batch.labels["class"], model.heads["class"])
+
+    def selection_value(self, values: Mapping[str, float]) -> float:
+        """How good a model with these metrics is; of equal ones the lower loss is better."""
+        metric = next(iter(values)) if self.metric_for_best_model == "auto" else self.metric_for_best_model
+        if metric not in values:
+            problem = f"objective.metric_for_best_model is {metric}, which {self.name} does not measure"
+            raise ConfigError(problem, hint=f"choose from {', '.join(values)}")
+        value = -values[metric] if metric in LOWER_IS_BETTER else values[metric]
+        return (value if math.isfinite(value) else -1e9) - 1e-6 * min(values["loss"], 100.0)
 
     def criterion(self, logits: Tensor, labels: Tensor, head: nn.Module) -> Loss:
         """The loss of logits (B, C)."""

@@ -79,6 +79,12 @@ def _check_task(trained: LoadedModel, to: str) -> None:
             hint="--to transformers takes one or several labels, numbers and pairs; `headstart predict` knows every task",
         )
 
+    if trained.specs.get(HEAD) is not None and trained.specs[HEAD].settings.get("pooling") == "pair":
+        raise RunError(
+            f"the head of {trained.name} compares the two texts of a pair, which no model of {to} does",
+            hint="fine-tune with --set objective.pooling=mean to export it",
+        )
+
 
 def make_bundle(trained: LoadedModel) -> ExportBundle:
     """A run with everything that its outputs depend on; a classifier reads as much of a text as in training."""

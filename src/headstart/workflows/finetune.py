@@ -422,7 +422,8 @@ class FinetuneJob(TrainingJob[Task, Finetuned]):
         truth = np.array(data.dataset.targets("valid"))[chosen]
         found = self.predictions(model, data, "valid", chosen)
         values = {name: METRICS[name](truth, found) for name in ("accuracy", "macro_f1", "loss")}
-        return Evaluation(values, objective_value=values["accuracy"] - 1e-6 * min(values["loss"], 100.0))
+        assert isinstance(self.objective, Classification)
+        return Evaluation(values, self.objective.selection_value(values))
 
     def score(self, model: Model, data: Task, split: str, seen: np.ndarray) -> Score:
         """The score on one split; its leak-free part leaves out texts whose hashes were `seen` in training."""

@@ -7,15 +7,10 @@ import numpy as np
 from headstart.config import TaskName
 from headstart.data.text_io import is_contaminated
 from headstart.evaluation.metrics import score
-from headstart.evaluation.task_scores import (
-    DECIDING,
-    cross_fitted_thresholds,
-    curve_values,
-    score_task,
-    tune_thresholds,
-)
+from headstart.evaluation.task_scores import cross_fitted_thresholds, curve_values, score_task, tune_thresholds
 from headstart.inference.loaded_model import SCRATCH
 from headstart.models.model import Model
+from headstart.objectives.classification import Classification
 from headstart.results import Score, TaskScore
 from headstart.training.callbacks import Stage
 from headstart.training.trainer import Evaluation, Trainer
@@ -33,8 +28,8 @@ def evaluate_task(job: "FinetuneJob", model: Model, data: "Task") -> Evaluation:
     labels = [str(example.label) for example in dataset.valid]
     outputs = job.predictions(model, data, "valid", np.arange(len(data.rows["valid"])))
     values = curve_values(dataset.task, labels, outputs, dataset.classes)
-    value = values[DECIDING[dataset.task]]
-    return Evaluation(values, (value if value == value else -1.0) - 1e-6 * min(values["loss"], 100.0))
+    assert isinstance(job.objective, Classification)
+    return Evaluation(values, job.objective.selection_value(values))
 
 
 def summarize_task(
