@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headstart.workflows.evaluate import evaluate as evaluate
     from headstart.workflows.finetune import finetune as finetune
     from headstart.workflows.finetune import swap_heads as swap_heads
+    from headstart.workflows.label_errors import find_label_errors as find_label_errors
     from headstart.workflows.package import package as package
     from headstart.workflows.pretrain import pretrain as pretrain
     from headstart.workflows.recipe import run_recipe as run_recipe
@@ -63,6 +64,7 @@ _PUBLIC = {
     "export": "headstart.workflows.convert",
     "fetch": "headstart.data.libreoffice",
     "finetune": "headstart.workflows.finetune",
+    "find_label_errors": "headstart.workflows.label_errors",
     "generate": "headstart.inference.generate",
     "import_model": "headstart.workflows.convert",
     "inspect_data": "headstart.data.audit",
@@ -79,6 +81,7 @@ _PUBLIC = {
     "run_demo": "headstart.workflows.demo",
     "run_recipe": "headstart.workflows.recipe",
     "shipped_bases": "headstart.pretrained",
+    "suggest": "headstart.workflows.active_learning",
     "swap_heads": "headstart.workflows.finetune",
     "text_vectors": "headstart.inference.embed",
     "translate": "headstart.inference.translate",

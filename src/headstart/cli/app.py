@@ -16,7 +16,7 @@ from headstart.errors import ConfigError, HeadstartError, LostError, Stopped
 
 COMMANDS = {
     "Start here": (training.demo, models.models),
-    "Data": (data.audit, data.tokenize, data.download),
+    "Data": (data.audit, data.suggest, data.tokenize, data.download),
     "Train": (training.pretrain, training.finetune, training.tune, training.resume),
     "Evaluate": (training.compare, training.evaluate),
     "Use": (

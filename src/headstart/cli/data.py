@@ -7,6 +7,8 @@ import headstart as hs
 from headstart.cli.options import Call, argument, command, flag, out_flag, print_tables
 from headstart.errors import ConfigError
 
+HEADER = ["row", "label", "predicted", "loss", "text"]  # of labels that look wrong
+
 
 @command(
     "audit reviews.tsv",
@@ -21,8 +23,27 @@ def audit(
     ),
     max_length: int = flag(256, "Tokens after which a text would be cut."),
     seed: int = flag(0, "Which subset --train-size takes."),
+    label_errors: bool = flag(False, "List the rows whose label looks wrong, the likeliest errors first."),
+    base: str | None = flag(None, "With --label-errors: also predict from the vectors of this base.", metavar="BASE"),
+    folds: int = flag(5, "With --label-errors: folds of the models that predict.", min=2),
+    top: int = flag(20, "With --label-errors: rows to show; --json has all.", min=1),
 ) -> None:
-    """Check labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks."""
+    """Check labelled data, or parallel text with --pair, before training: counts, lengths, duplicates and leaks.
+
+    With --label-errors, every row is predicted by models that were trained without it, and rows whose label they find
+    unlikely are listed.
+    """
+    if label_errors:
+        if pair is not None:
+            raise ConfigError("--label-errors goes with labelled data, not with --pair", hint="leave one of them out")
+        from headstart.workflows.label_errors import find_label_errors
+
+        with call.progress() as progress:
+            errors = find_label_errors(
+                data, base=base, folds=folds, seed=seed, settings=call.settings, on_event=progress
+            )
+        call.show(errors, lambda found: _show_label_errors(found, top))
+        return
     refused = {"train_size": "--train-size", "text_column": "--text-column", "label_column": "--label-column"}
     for name in call.settings.get("data", {}) if pair else ():
         if name in refused:
@@ -36,6 +57,53 @@ def _show_audit(found: dict[str, Any]) -> None:
     from headstart.reports.tables import audit_lines, audit_tables, terminal_table
 
     print_tables(map(terminal_table, audit_tables(found)), audit_lines(found))
+
+
+def _show_label_errors(found: list[Any], top: int) -> None:
+    from headstart.reports.tables import TextTable, terminal_table
+
+    rows = [
+        [row.origin, row.label, row.predicted, f"{row.loss:.2f}", " ".join(row.text.split())[:80]]
+        for row in found[:top]
+    ]
+    print(f"{len(found):,} rows have another label than the one that is predicted for them")
+    if rows:
+        print_tables([terminal_table(TextTable("Labels to check", HEADER, rows, 5))], [])
+
+
+@command(
+    "suggest runs/mine unlabelled.txt --count 50 -o to-label.tsv",
+    "suggest en-tiny unlabelled.txt --json",
+    settings="data.text_column",
+)
+def suggest(
+    call: Call,
+    run: str = argument("RUN", "A classifier: its folder, or the name of a shipped base."),
+    file: str = argument("FILE|-", "Unlabelled texts: a .txt (one a line) or a table; - = standard input."),
+    count: int = flag(50, "Texts to choose.", min=1),
+    out: Path | None = out_flag("Write a table with an empty label column.", None, "FILE"),
+    seed: int = flag(0, "Random seed of the clustering."),
+) -> None:
+    """Choose the texts to label next: those that the classifier is least sure of, and that differ from each other."""
+    from headstart.atomic_io import write_text
+    from headstart.workflows.active_learning import suggest
+
+    found = suggest(run, file, count=count, seed=seed, settings=call.settings)
+    if out is not None:
+        rows = [
+            [" ".join(each.text.split()), "", each.predicted, f"{each.probability:.4f}", str(each.line)]
+            for each in found
+        ]
+        header = ["text", "label", "predicted", "probability", "line"]
+        write_text(out, "".join("\t".join(row) + "\n" for row in [header, *rows]))
+        call.show(found, lambda _: print(f"{len(found):,} texts to label are in {out}"))
+        return
+    call.show(found, _show_suggestions)
+
+
+def _show_suggestions(found: list[Any]) -> None:
+    for each in found:
+        print(f"{each.line}\t{each.predicted}\t{each.probability:.4f}\t{' '.join(each.text.split())}")
 
 
 @command(
