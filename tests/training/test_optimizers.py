@@ -3,8 +3,7 @@ import torch
 
 from headstart.config import OptimizerConfig
 from headstart.models.model import HeadSpec, build_model
-from headstart.training.muon import Muon, orthogonalized, split_joint
-from headstart.training.optimizers import make_optimizer, set_trainable_layers
+from headstart.training.optimizers import Muon, make_optimizer, orthogonalized, set_trainable_layers, split_joint
 from tests.helpers.tiny_models import VOCABULARY, tiny_config
 
 HEADS = {"class": HeadSpec("class", 2, {"pooling": "mean", "projection": "dense"})}

@@ -5,7 +5,7 @@ import torch
 
 from headstart.config import merge
 from headstart.data.datasets import load_dataset
-from headstart.workflows.compare_cells import start_fit
+from headstart.workflows.compare_cells import start_fit, write_request
 from headstart.workflows.finetune import choose_tokenizer, make_task
 from headstart.workflows.finetune_defaults import finetune_config
 from tests.helpers.datasets import QUICK, write_labelled
@@ -72,3 +72,11 @@ def test_a_torn_state_gives_way_to_the_one_before_or_to_a_fresh_start(fit, tmp_p
             weights.write_bytes(weights.read_bytes()[:-1])
     other, _ = fit()
     assert other.state.step == step
+
+
+def test_a_continued_request_keeps_its_first_command(tmp_path):
+    request = {"inputs": {"data": "a"}, "fingerprints": {"data": "1"}, "command": "first"}
+    path = tmp_path / "tune.json"
+    assert write_request(path, "search", request)["command"] == "first"
+    for again in ("second", "third"):
+        assert write_request(path, "search", {**request, "command": again})["command"] == "first"

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from headstart.constants import GATED_ACTIVATIONS, MAX_UNCHUNKED_LOGITS
 from headstart.planning.communication import sharding_bytes
-from headstart.planning.gpu import chunked_logit_bytes, muon_bytes
-from headstart.planning.workload import FLOAT32, Stack, Workload
+from headstart.planning.workload import FLOAT32, Stack, Workload, chunked_logit_bytes, muon_bytes
 
 MIB = 2**20
 

@@ -20,9 +20,18 @@ from headstart.config import RunConfig
 from headstart.errors import ConfigError
 from headstart.planning.communication import Cluster, divide_device, predict_communication, share_of
 from headstart.planning.devices import COMPILED, COMPILED_TEXTS, DEVICES, EFFICIENCIES, Efficiency, this_gpu
-from headstart.planning.gpu import COMPILED_LAYER_OPERATIONS, COMPILED_LOGIT_PASSES, masked_attention_work, muon_flops
 from headstart.planning.memory import Memory, activations, predict_memory
-from headstart.planning.workload import FLOAT32, Device, Workload, count_flops, make_workload
+from headstart.planning.workload import (
+    COMPILED_LAYER_OPERATIONS,
+    COMPILED_LOGIT_PASSES,
+    FLOAT32,
+    Device,
+    Workload,
+    count_flops,
+    make_workload,
+    masked_attention_work,
+    muon_flops,
+)
 from headstart.reports.formatting import format_duration
 from headstart.training.callbacks import Note, OnEvent
 from headstart.training.compile import COMPILE_SECONDS, can_compile, will_compile

@@ -126,7 +126,8 @@ def start_runtime(config: TrainingConfig, processes: Processes | None = None) ->
     Without `processes` this must be a single process.
     """
     if processes is None:
-        require_single_process("this command")
+        if "RANK" in os.environ:
+            require_single_process("this command")
         processes = ALONE
     fast.set_enabled(config.fast)
     if config.deterministic:  # sums in one order, for the rest of the program
