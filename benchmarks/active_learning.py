@@ -8,6 +8,7 @@ the same 20 random texts in all arms. Writes benchmarks/results/active-learning.
 """
 
 import sys
+import warnings
 from pathlib import Path
 
 import matplotlib
@@ -24,7 +25,7 @@ from headstart.data.text_io import text_hash
 from headstart.evaluation.statistics import interval
 from headstart.inference.embed import open_encoder
 from headstart.workflows.active_learning import choose_texts, margin
-from headstart.workflows.run_dir import command_line, commit
+from headstart.workflows.run_dir import commit
 
 POOL, TEST = 4000, 1000
 START, STEP, END = 20, 20, 200
@@ -60,6 +61,7 @@ def curve(
 
 
 def main(names: list[str]) -> None:
+    warnings.filterwarnings("ignore", "The number of unique classes")  # few labels of 77 classes
     encoder = open_encoder("en-tiny")
     results: dict[str, dict[str, list[list[float]]]] = {}
     for name in ["rotten-tomatoes", "imdb", *names]:
@@ -75,9 +77,14 @@ def main(names: list[str]) -> None:
         print(
             name, {arm: np.mean(curves, axis=0).round(3).tolist() for arm, curves in results[Path(name).name].items()}
         )
-    write_json(RESULTS / "active-learning.json", {"command": command_line(), "commit": commit(), "curves": results})
+    write_json(RESULTS / "active-learning.json", {"command": command(), "commit": commit(), "curves": results})
     write_text(RESULTS / "active-learning.md", page(results))
     draw(results)
+
+
+def command() -> str:
+    """The command, without the path of the data."""
+    return " ".join(["python benchmarks/active_learning.py", *(f"$DATA/{Path(name).name}" for name in sys.argv[1:])])
 
 
 def page(results: dict[str, dict[str, list[list[float]]]]) -> str:
@@ -110,7 +117,15 @@ def page(results: dict[str, dict[str, list[list[float]]]]) -> str:
                     else f" | {100 * gain.mean:+.1f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f}) points |"
                 )
             )
-    return "\n".join([*lines, "", f"`{command_line()}`, commit {commit()}, seeds 0 to 4.", ""])
+    gains = {
+        (data, arm): np.array(curves)[:, 1:].mean(axis=1) - np.array(arms["random"])[:, 1:].mean(axis=1)
+        for data, arms in results.items()
+        for arm, curves in arms.items()
+        if arm != "random"
+    }
+    clear = [f"{arm} on {data}" for (data, arm), gain in gains.items() if interval(gain.tolist()).low > 0]
+    lines += ["", f"Better than random choice beyond the noise of five seeds: {', '.join(clear) or 'nowhere'}."]
+    return "\n".join([*lines, "", f"`{command()}`, commit {commit()}, seeds 0 to 4.", ""])
 
 
 def draw(results: dict[str, dict[str, list[list[float]]]]) -> None:

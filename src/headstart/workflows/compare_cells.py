@@ -144,8 +144,8 @@ def write_request(path: Path, kind: str, content: dict[str, Any]) -> dict[str, A
                 f"the {what} of {path.parent} changed since the {kind} started",
                 hint=f"restore the old {what}, or choose another --out",
             )
-    kept = {"command": known["command"]} if "command" in known else {}  # the one that started it
-    write_json(path, {**content, **kept})
+    first = {"command": known["command"]} if "command" in known else {}  # the one that started it
+    write_json(path, {**content, **first})
     return known
 
 

@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from headstart.baselines.tfidf import train_tfidf
 from headstart.config import DataConfig, parse
-from headstart.data.datasets import Example, load_dataset
+from headstart.data.datasets import load_dataset
 from headstart.data.text_io import hashes
 from headstart.errors import ConfigError, DataError
 from headstart.inference.embed import open_encoder
@@ -51,7 +51,12 @@ def find_label_errors(
     rows = [*dataset.train, *dataset.valid]
     index = dataset.class_index
     labels = np.array([index[str(row.label)] for row in rows])
-    probabilities = out_of_fold_probabilities(rows, labels, base=base, folds=folds, seed=seed, on_event=on_event)
+    texts = [row.text for row in rows]
+    vectors = None
+    if base is not None:
+        on_event(Stage("embedding the texts"))
+        vectors = open_encoder(base).encode(texts)
+    probabilities = out_of_fold_probabilities(texts, labels, vectors, folds=folds, seed=seed, on_event=on_event)
     losses = -np.log(np.maximum(probabilities[np.arange(len(rows)), labels], 1e-12))
     predicted = probabilities.argmax(axis=1)
     return [
@@ -69,17 +74,17 @@ def find_label_errors(
 
 
 def out_of_fold_probabilities(
-    rows: Sequence[Example],
+    texts: Sequence[str],
     labels: np.ndarray,
+    vectors: np.ndarray | None = None,
     *,
-    base: str | None = None,
     folds: int = 5,
     seed: int = 0,
     on_event: OnEvent = ignore_event,
 ) -> np.ndarray:
-    """The probability of each class (N, C) for each row, from models trained on the other folds.
+    """The probability of each class (N, C) for each text, from models trained on the other folds.
 
-    Equal texts are in one fold.
+    Equal texts are in one fold. With `vectors` (N, D), a second model reads those, and both are averaged.
     """
     counts = np.bincount(labels)
     if folds < 2:
@@ -89,12 +94,7 @@ def out_of_fold_probabilities(
             f"the rarest class has {counts.min()} rows, and {folds} folds need {folds}",
             hint="use fewer folds, or leave the class out",
         )
-    texts = [row.text for row in rows]
-    vectors = None
-    if base is not None:
-        on_event(Stage("embedding the texts"))
-        vectors = open_encoder(base).encode(texts)
-    found = np.zeros((len(rows), len(counts)))
+    found = np.zeros((len(texts), len(counts)))
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     for number, (train, held_out) in enumerate(splitter.split(texts, labels, groups=hashes(texts))):
         on_event(Stage("predicting each fold from the others", number, folds))
