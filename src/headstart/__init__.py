@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from headstart.api import Embedder as Embedder
     from headstart.api import LanguageModel as LanguageModel
     from headstart.api import TextClassifier as TextClassifier
+    from headstart.api import TextRegressor as TextRegressor
+    from headstart.api import TokenClassifier as TokenClassifier
     from headstart.api import Translator as Translator
     from headstart.api import compare as compare
     from headstart.config import Config as Config
@@ -56,6 +58,8 @@ _PUBLIC = {
     "Embedder": "headstart.api",
     "LanguageModel": "headstart.api",
     "TextClassifier": "headstart.api",
+    "TextRegressor": "headstart.api",
+    "TokenClassifier": "headstart.api",
     "Translator": "headstart.api",
     "HeadSpec": "headstart.models.model",
     "HeadstartError": "headstart.errors",

@@ -19,23 +19,35 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.exceptions import NotFittedError
 
 from headstart.atomic_io import write_json, write_text
-from headstart.config import Config, merge
+from headstart.config import Config, TaskName, merge
 from headstart.data.built_in import SOURCES
 from headstart.data.datasets import Example, make_dataset, write_rows
 from headstart.data.documents import write_texts
-from headstart.data.inputs import as_examples, as_labels, as_texts, label_name, label_names
+from headstart.data.inputs import (
+    as_contents,
+    as_label_sets,
+    as_labels,
+    as_numbers,
+    as_tags,
+    as_texts,
+    as_token_texts,
+    label_name,
+    label_names,
+    with_labels,
+)
+from headstart.data.labels import number_text, with_task
 from headstart.errors import ConfigError, InputTypeError, InputValueError, RunError, Stopped
-from headstart.inference.classify import Classifier
+from headstart.inference.classify import Classifier, answer, mean_thresholds
 from headstart.inference.embed import TOKEN, Encoder, open_encoder
 from headstart.inference.generate import Writer, generate, open_writer
 from headstart.inference.loaded_model import LoadedModel, load_model
 from headstart.inference.translate import Translator as OpenTranslator
 from headstart.inference.translate import open_translator, translate
-from headstart.results import Comparison, LanguageScore, Score
+from headstart.results import Comparison, LanguageScore, Score, TaskScore
 from headstart.training.callbacks import Evaluated, Event, Note, OnEvent, ProgressBar, Stage, call_all
 from headstart.workflows.compare import ARMS
 from headstart.workflows.compare import compare as compare_files
@@ -211,6 +223,7 @@ class _TextEstimator(_PretrainedMixin, BaseEstimator):  # type: ignore[misc]
     SETTINGS: ClassVar[tuple[str, ...]] = (
         "epochs", "steps", "minutes", "learning_rate", "batch_size", "max_length", "seed", "device",
     )  # fmt: skip
+    TASKS: ClassVar[tuple[str, ...]] = ()
     base: str
     preset: str | None
     config: Settings
@@ -237,21 +250,28 @@ class _TextEstimator(_PretrainedMixin, BaseEstimator):  # type: ignore[misc]
         return self.result_.curve
 
     def _finetune(
-        self, texts: list[str], labels: list[str], eval_set: tuple[list[str], list[str]] | None, out: str | Path | None
+        self,
+        task: TaskName,
+        train: tuple[Sequence[Example], Sequence[str]],
+        valid: tuple[Sequence[Example], Sequence[str]] | None,
+        out: str | Path | None,
     ) -> None:
-        """Fine-tune the base on labelled texts, and keep the model in memory."""
+        """Fine-tune the base on texts and their labels, and keep the model in memory."""
         if not 0 < self.validation_fraction < 1:
             raise InputValueError(
                 f"validation_fraction is {self.validation_fraction}", hint="give a number between 0 and 1, such as 0.1"
             )
-        train, skips = as_examples(texts, labels)
-        valid = None
-        if eval_set is not None:
-            valid, more = as_examples(*eval_set, "eval_set")
+        if not train[0]:
+            raise InputValueError("there are no texts", hint="give two texts or more of each class")
+        examples, skips = with_labels(*train)
+        held_out = None
+        if valid is not None:
+            held_out, more = with_labels(*valid)
             skips += more
         for skip in skips[:1]:
             LOGGER.warning("%d texts are left out; the first is %s: %s", len(skips), skip.origin, skip.reason)
-        dataset = make_dataset("texts", train, valid, skips, valid_fraction=self.validation_fraction)
+        fraction = self.validation_fraction
+        dataset = make_dataset("texts", examples, held_out, skips, task=task, valid_fraction=fraction)
         with _run_folder(out) as folder, _listener(self.callbacks, self.verbose) as listen:
             result = finetune(self.base, dataset, folder, preset=self.preset, settings=self.settings, on_event=listen)
             assert isinstance(result, Finetuned)
@@ -265,6 +285,11 @@ class _TextEstimator(_PretrainedMixin, BaseEstimator):  # type: ignore[misc]
         self._check_fitted()
         device = getattr(self, "device", None)
         return Classifier(self.model_, {"training": {"device": device}} if device else {})
+
+    def _score(self, examples: Sequence[Example], labels: Sequence[str]) -> Score:
+        labelled, skips = with_labels(examples, labels)
+        labelled = with_task(labelled, self.model_.task)[0]
+        return score_examples([self._network], "all", labelled, skips, "texts")
 
     def _write(self, folder: Path) -> None:
         super()._write(folder)
@@ -290,6 +315,13 @@ class _TextEstimator(_PretrainedMixin, BaseEstimator):  # type: ignore[misc]
         known = cls().get_params(deep=False)
         estimator = cls(**{**{k: v for k, v in saved.get("params", {}).items() if k in known}, **params})
         estimator._adopt(name)
+        loaded = estimator.model_
+        if loaded.objective.reads != "texts" or loaded.task not in cls.TASKS:
+            what = loaded.task if loaded.objective.reads == "texts" else loaded.objective.name
+            raise RunError(
+                f"{name} was trained for {what}, which is not what a {cls.__name__} does",
+                hint=f"hs.{cls.__name__}({str(name)!r}).fit(...) fine-tunes it",
+            )
         estimator._restore(saved)
         return estimator
 
@@ -298,6 +330,13 @@ class _TextEstimator(_PretrainedMixin, BaseEstimator):  # type: ignore[misc]
 
     def _repr_html_(self) -> str:  # of a notebook, instead of scikit-learn's diagram
         return render_estimator(self)
+
+
+def eval_pair(eval_set: Any) -> tuple[Any, Any]:
+    """The texts and labels of an evaluation set."""
+    if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
+        raise InputTypeError("eval_set is not a pair", hint="give eval_set=(texts, labels)")
+    return eval_set[0], eval_set[1]
 
 
 def _read_saved(path: Path) -> dict[str, Any]:
@@ -317,7 +356,7 @@ def _is_json(value: Any) -> bool:
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     """A pretrained base fine-tuned on labelled texts; a scikit-learn classifier.
 
-    `base` is the name of a pretrained base, a run directory, or "scratch". Without `epochs`, `steps` or `minutes` the
+    `base` is the name of a pretrained base, a run directory, or "scratch". With `ordinal`, classes are numbers in order. Without `epochs`, `steps` or `minutes` the
     budget follows the data. `config` holds any other setting. Texts are a list, a tuple, an array or a column of a table.
     """
 
@@ -333,6 +372,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         max_length: int | None = None,
         freeze_backbone: bool | None = None,
         keep_winner: bool | None = None,
+        ordinal: bool = False,
         validation_fraction: float = 0.1,
         seed: int = 0,
         device: str | None = None,
@@ -350,6 +390,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         self.max_length = max_length
         self.freeze_backbone = freeze_backbone
         self.keep_winner = keep_winner
+        self.ordinal = ordinal
         self.validation_fraction = validation_fraction
         self.seed = seed
         self.device = device
@@ -359,65 +400,234 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     SETTINGS = (*_TextEstimator.SETTINGS, "freeze_backbone", "keep_winner")
+    TASKS = ("single-label", "multi-label", "ordinal")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
 
     def fit(self, X: Any, y: Any, *, eval_set: tuple[Any, Any] | None = None, out: str | Path | None = None) -> Self:
-        """Fine-tune on texts `X` and labels `y`.
+        """Fine-tune on texts or pairs of texts `X` and labels `y`.
 
-        `eval_set` is (texts, labels) to validate on; without it, `validation_fraction` of the texts is held out, by hash.
-        `out` is a run directory that `resume` can continue; without it a temporary one is used.
+        `y` has one label for each text; or several: an indicator matrix (N, C), or a list of lists. `eval_set` is (texts,
+        labels) to validate on; without it, `validation_fraction` of the texts is held out, by hash. `out` is a run
+        directory that `resume` can continue; without it a temporary one is used.
         """
-        texts = as_texts(X)
-        labels = as_labels(y, len(texts))
-        if not texts:
-            raise InputValueError("there are no texts", hint="give two texts or more of each class")
-        classes, names = label_names(labels)
-        evaluation = None
+        examples = as_contents(X)
+        classes, labels, task = self._read_labels(y, len(examples), "labels")
+        valid = None
         if eval_set is not None:
-            if not isinstance(eval_set, tuple | list) or len(eval_set) != 2:
-                raise InputTypeError("eval_set is not a pair", hint="give eval_set=(texts, labels)")
-            eval_texts = as_texts(eval_set[0], "eval_set texts")
-            evaluation = eval_texts, label_names(as_labels(eval_set[1], len(eval_texts), "eval_set labels"))[1]
-        self._finetune(texts, names, evaluation, out)
+            eval_texts, eval_labels = eval_pair(eval_set)
+            eval_examples = as_contents(eval_texts, "eval_set texts")
+            valid = eval_examples, self._read_labels(eval_labels, len(eval_examples), "eval_set labels")[1]
+        self._finetune(task, (examples, labels), valid, out)
         self._set_classes(classes)
         return self
 
-    def _set_classes(self, classes: np.ndarray) -> None:
+    def _read_labels(self, y: Any, count: int, name: str) -> tuple[list[Any], list[str], TaskName]:
+        """The different labels, the label of each text as files write it, and the task."""
+        sets = as_label_sets(y, count, name)
+        if sets is not None:
+            return sets[0], ["|".join(row) for row in sets[1]], "multi-label"
+        given = as_labels(y, count, name)
+        if not given:
+            return [], [], "single-label"
+        classes, names = label_names(given)
+        if self.ordinal:
+            if classes.dtype.kind in "US":
+                raise InputTypeError("ordered classes are numbers, and labels are strings", hint="give 1, 2, 3, …")
+            return list(classes), names, "ordinal"
+        return list(classes), names, "single-label"
+
+    def _set_classes(self, classes: Sequence[Any]) -> None:
         index = {name: column for column, name in enumerate(self.model_.info.classes)}
-        self.classes_ = np.array([label for label in classes.tolist() if label_name(label) in index], classes.dtype)
+        self.classes_ = np.array([label for label in classes if label_name(label) in index])
         self._columns = [index[label_name(label)] for label in self.classes_]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class (N, C), in the order of `classes_`."""
         self._check_fitted()
-        texts = as_texts(X)
-        if not texts:
+        examples = as_contents(X)
+        if not examples:
             return np.zeros((0, len(self.classes_)))
-        return self._network.probabilities([Example(text) for text in texts])[:, self._columns]
+        found: np.ndarray = self._network.probabilities(examples)[:, self._columns]
+        return found
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each text (N,)."""
+        """The most probable class of each text (N,); of several labels, 0 and 1 for each class (N, C)."""
         found = self.predict_proba(X)
+        if self.model_.task == "multi-label":
+            thresholds = mean_thresholds([self.model_])
+            return (found >= (0.5 if thresholds is None else thresholds[self._columns])).astype(int)
         predicted: np.ndarray = self.classes_[found.argmax(axis=1)]
         return predicted
 
     def evaluate(self, X: Any, y: Any) -> Score:
-        """The full score on labelled texts: accuracy, macro F1, calibration, each class, and the leak-free part."""
+        """The full score on labelled texts: its metrics with the leak-free part, class by class."""
         self._check_fitted()
-        texts = as_texts(X)
-        names = [label_name(label) for label in as_labels(y, len(texts))]
-        examples, skips = as_examples(texts, names)
-        return score_examples([self._network], "all", examples, skips, "texts")
+        examples = as_contents(X)
+        return self._score(examples, self._read_labels(y, len(examples), "labels")[1])
 
     def _labels(self) -> dict[str, Any]:
-        return {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.kind}
+        return {"classes": self.classes_.tolist()}
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
-        if self.model_.objective.reads != "texts":
-            raise RunError(
-                f"{self.model_.name} is no classifier",
-                hint=f"hs.TextClassifier({self.model_.name!r}).fit(texts, labels)",
-            )
-        self._set_classes(np.array(saved["classes"] if saved else self.model_.info.classes))
+        self._set_classes(saved.get("classes", self.model_.info.classes))
+
+
+class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
+    """A pretrained base fine-tuned to predict a number of each text or pair of texts; a scikit-learn regressor.
+
+    The parameters are those of `TextClassifier`.
+    """
+
+    def __init__(
+        self,
+        base: str = "en-tiny",
+        *,
+        epochs: float | None = None,
+        steps: int | None = None,
+        minutes: float | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        max_length: int | None = None,
+        freeze_backbone: bool | None = None,
+        validation_fraction: float = 0.1,
+        seed: int = 0,
+        device: str | None = None,
+        preset: str | None = None,
+        config: Settings = None,
+        callbacks: Callbacks = None,
+        verbose: bool | None = None,
+    ):
+        self.base = base
+        self.epochs = epochs
+        self.steps = steps
+        self.minutes = minutes
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self.freeze_backbone = freeze_backbone
+        self.validation_fraction = validation_fraction
+        self.seed = seed
+        self.device = device
+        self.preset = preset
+        self.config = config
+        self.callbacks = callbacks
+        self.verbose = verbose
+
+    SETTINGS = (*_TextEstimator.SETTINGS, "freeze_backbone")
+    TASKS = ("regression",)
+
+    def fit(self, X: Any, y: Any, *, eval_set: tuple[Any, Any] | None = None, out: str | Path | None = None) -> Self:
+        """Fine-tune on texts or pairs of texts `X` and numbers `y`; see `TextClassifier.fit`."""
+        examples = as_contents(X)
+        targets = [number_text(value) for value in as_numbers(y, len(examples)).tolist()]
+        valid = None
+        if eval_set is not None:
+            eval_texts, eval_targets = eval_pair(eval_set)
+            eval_examples = as_contents(eval_texts, "eval_set texts")
+            numbers = as_numbers(eval_targets, len(eval_examples), "eval_set targets").tolist()
+            valid = eval_examples, [number_text(value) for value in numbers]
+        self._finetune("regression", (examples, targets), valid, out)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The number of each text (N,)."""
+        self._check_fitted()
+        examples = as_contents(X)
+        found: np.ndarray = self._network.probabilities(examples)[:, 0] if examples else np.zeros(0)
+        return found
+
+    def evaluate(self, X: Any, y: Any) -> Score:
+        """The full score on texts with their numbers: MAE, RMSE, R², correlations."""
+        self._check_fitted()
+        examples = as_contents(X)
+        return self._score(examples, [number_text(value) for value in as_numbers(y, len(examples)).tolist()])
+
+
+class TokenClassifier(_TextEstimator):
+    """A pretrained base fine-tuned to tag the tokens of texts, as in named-entity recognition.
+
+    Texts are lists of tokens. The parameters are those of `TextClassifier`.
+    """
+
+    def __init__(
+        self,
+        base: str = "en-tiny",
+        *,
+        epochs: float | None = None,
+        steps: int | None = None,
+        minutes: float | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        max_length: int | None = None,
+        freeze_backbone: bool | None = None,
+        validation_fraction: float = 0.1,
+        seed: int = 0,
+        device: str | None = None,
+        preset: str | None = None,
+        config: Settings = None,
+        callbacks: Callbacks = None,
+        verbose: bool | None = None,
+    ):
+        self.base = base
+        self.epochs = epochs
+        self.steps = steps
+        self.minutes = minutes
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self.freeze_backbone = freeze_backbone
+        self.validation_fraction = validation_fraction
+        self.seed = seed
+        self.device = device
+        self.preset = preset
+        self.config = config
+        self.callbacks = callbacks
+        self.verbose = verbose
+
+    SETTINGS = (*_TextEstimator.SETTINGS, "freeze_backbone")
+    TASKS = ("token",)
+
+    def fit(self, X: Any, y: Any, *, eval_set: tuple[Any, Any] | None = None, out: str | Path | None = None) -> Self:
+        """Fine-tune on lists of tokens `X` and lists of tags `y`; see `TextClassifier.fit`."""
+        examples = as_token_texts(X)
+        tags, valid = as_tags(y, examples), None
+        if eval_set is not None:
+            eval_texts, eval_tags = eval_pair(eval_set)
+            eval_examples = as_token_texts(eval_texts, "eval_set texts")
+            valid = eval_examples, as_tags(eval_tags, eval_examples, "eval_set tags")
+        self._finetune("token", (examples, tags), valid, out)
+        return self
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """The tags, in order."""
+        self._check_fitted()
+        return np.array(self.model_.info.classes)
+
+    def predict(self, X: Any) -> list[list[str]]:
+        """The tag of each token of each text."""
+        self._check_fitted()
+        examples = as_token_texts(X)
+        if not examples:
+            return []
+        outputs = self._network.probabilities(examples)
+        return [label.split(" ") for label, _ in answer([self.model_], examples, outputs)]
+
+    def evaluate(self, X: Any, y: Any) -> Score:
+        """The full score on tagged texts: F1 of spans and of each kind, accuracy of tokens."""
+        self._check_fitted()
+        examples = as_token_texts(X)
+        return self._score(examples, as_tags(y, examples))
+
+    def score(self, X: Any, y: Any) -> float:
+        """The F1 of whole spans, as conlleval counts them."""
+        found = self.evaluate(X, y)
+        assert isinstance(found, TaskScore)
+        return float(getattr(found, found.metric))
 
 
 class LanguageModel(_PretrainedMixin):
@@ -707,9 +917,9 @@ def compare(
             if not isinstance(texts, str | Path):
                 raise InputTypeError("labels are missing", hint="give compare(texts, labels), or the path of a table")
         else:
-            given = as_texts(texts)
+            given = as_contents(texts)
             names = label_names(as_labels(labels, len(given)))[1]
-            examples = as_examples(given, names)[0]
+            examples = with_labels(given, names)[0]
             data = folder.with_name(f"{folder.name}-data.jsonl")
             data.parent.mkdir(parents=True, exist_ok=True)
             write_rows(data, examples)

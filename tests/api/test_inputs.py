@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.data.inputs import as_examples, as_labels, as_texts, as_weights, label_names
+from headstart.data.inputs import (
+    as_contents,
+    as_label_sets,
+    as_labels,
+    as_numbers,
+    as_tags,
+    as_texts,
+    as_token_texts,
+    as_weights,
+    label_names,
+    with_labels,
+)
 from headstart.errors import HeadstartError, InputTypeError, InputValueError
 
 TEXTS = ["a good film", "a bad film"]
@@ -98,7 +109,7 @@ def test_labels_keep_their_type_and_their_order():
 
 
 def test_blank_texts_are_left_out_with_their_place():
-    examples, skips = as_examples(["a", " ", "b"], ["x", "y", "x"])
+    examples, skips = with_labels(as_contents(["a", " ", "b"]), ["x", "y", "x"])
     assert [(each.text, each.label, each.origin) for each in examples] == [
         ("a", "x", "texts[0]"),
         ("b", "x", "texts[2]"),
@@ -116,3 +127,44 @@ def test_wrong_weights_are_refused(weights):
 def test_no_list_ends_in_another_error(values):
     with suppress(HeadstartError):
         assert as_texts(values) == values
+
+
+def test_pairs_are_two_tuples_or_two_columns():
+    pandas = pytest.importorskip("pandas")
+    pairs = [("a", "b"), ("c", "d")]
+    table = pandas.DataFrame(pairs, columns=["first", "second"])
+    for given_pairs in (pairs, np.array(pairs), table):
+        assert [(each.text, each.pair) for each in as_contents(given_pairs)] == pairs
+    assert as_contents(["a", "b"])[0].pair is None
+
+
+def test_several_labels_come_as_lists_or_as_an_indicator_matrix():
+    pandas = pytest.importorskip("pandas")
+    matrix = np.array([[1, 0, 1], [0, 0, 0]])
+    assert as_label_sets(matrix, 2) == ([0, 1, 2], [["0", "2"], []])
+    assert as_label_sets(pandas.DataFrame(matrix, columns=["x", "y", "z"]), 2) == (["x", "y", "z"], [["x", "z"], []])
+    assert as_label_sets([["x", "z"], []], 2) == (["x", "z"], [["x", "z"], []])
+    assert as_label_sets(["x", "y"], 2) is None
+    assert as_label_sets([0, 1], 2) is None
+    with pytest.raises(InputValueError, match="other values than 0 and 1"):
+        as_label_sets(matrix * 2, 2)
+    with pytest.raises(InputValueError, match=r"holds a \|"):
+        as_label_sets([["a|b"]], 1)
+
+
+def test_tokens_and_tags_are_lists_of_equal_length():
+    examples = as_token_texts([["A", "dog"], ("runs",)])
+    assert [each.text for each in examples] == ["A dog", "runs"]
+    assert as_tags([["O", "B-animal"], ["O"]], examples) == ["O B-animal", "O"]
+    with pytest.raises(InputValueError, match="differ in length"):
+        as_tags([["O"], ["O"]], examples)
+    with pytest.raises(InputTypeError, match="one string"):
+        as_token_texts(["A dog"])
+    with pytest.raises(InputValueError, match="white space"):
+        as_token_texts([["A dog"]])
+
+
+@pytest.mark.parametrize("numbers", [["a", "b"], [1, float("inf")], [1], [1, None]])
+def test_targets_are_finite_numbers(numbers):
+    with pytest.raises(InputValueError):
+        as_numbers(numbers, 2)

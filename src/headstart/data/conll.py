@@ -1,8 +1,9 @@
 """CoNLL files: a token with its tag on each line, a blank line after each text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from headstart.atomic_io import write_text
 from headstart.data.text_io import Example, SkippedRow, open_text
 from headstart.errors import DataError
 
@@ -38,6 +39,12 @@ def read_conll(path: Path, has_tags: bool = True) -> tuple[list[Example], list[S
             problem or f"{path} holds no tokens", hint="one token and its tag a line, a blank line after a text"
         )
     return examples, skips
+
+
+def write_conll(path: Path, examples: Iterable[Example]) -> None:
+    """Write texts with their tags, as `read_conll` reads them."""
+    texts = [zip(row.text.split(" "), str(row.label).split(" "), strict=True) for row in examples]
+    write_text(path, "\n".join("".join(f"{token}\t{tag}\n" for token, tag in text) for text in texts))
 
 
 def _texts(path: Path) -> Iterator[tuple[int, list[str]]]:

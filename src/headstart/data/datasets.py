@@ -389,16 +389,23 @@ def _label_notes(splits: Parts, classes: list[str], task: TaskName) -> list[str]
 
 
 def write_tables(folder: Path, dataset: Dataset) -> None:
-    """Write each split as a table that `load_dataset` reads back, in the same order."""
+    """Write each split as a file that `load_dataset` reads back, in the same order."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, examples in dataset.splits.items():
-        write_rows(folder / f"{name}.jsonl", examples)
+        if dataset.task == "token":
+            from headstart.data.conll import write_conll
+
+            write_conll(folder / f"{name}.conll", examples)
+        else:
+            write_rows(folder / f"{name}.jsonl", examples)
 
 
 def write_rows(path: Path, examples: Sequence[Example]) -> None:
-    """Write examples as a table with the columns text and label."""
-    rows = [json.dumps({"text": row.text, "label": row.label}, ensure_ascii=False) for row in examples]
-    write_text(path, "".join(f"{row}\n" for row in rows))
+    """Write examples as a table with the columns text, label and, of pairs, pair."""
+    rows = [
+        {"text": row.text, "label": row.label} | ({} if row.pair is None else {"pair": row.pair}) for row in examples
+    ]
+    write_text(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
 
 
 def make_dataset(
@@ -407,17 +414,19 @@ def make_dataset(
     valid: Sequence[Example] | None,
     skips: Sequence[SkippedRow] = (),
     *,
+    task: TaskName = "single-label",
     valid_fraction: float = VALID_FRACTION,
 ) -> Dataset:
     """A dataset of examples in memory; without `valid`, a fraction of train is held out by hash, as from one table."""
-    config = DataConfig(task="single-label")
-    _check_labels(list(train), name, "single-label")
+    config = DataConfig(task=task)
+    train, unread = with_task(train, task)
+    _check_labels(train, name, task)
     notes: list[str] = []
     if valid is None:
-        splits, notes = split_by_hash(train, SPLITS[:2], valid_fraction=valid_fraction)
+        splits, notes = split_by_hash(train, SPLITS[:2], task, valid_fraction)
     else:
-        splits = {"train": list(train), "valid": list(valid)}
-    return _checked(name, name, splits, config, list(skips), notes)
+        splits = {"train": train, "valid": with_task(valid, task)[0]}
+    return _checked(name, name, splits, config, [*skips, *unread], notes)
 
 
 def split_of(hashed: int, valid_fraction: float = VALID_FRACTION) -> str:

@@ -4,6 +4,7 @@ pandas, polars and datasets are recognised by their methods, so none of them is 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,18 +100,109 @@ def as_weights(weights: Any, count: int) -> np.ndarray:
     return found
 
 
-def as_examples(
-    texts: Sequence[str], labels: Sequence[str], name: str = "texts"
-) -> tuple[list[Example], list[SkippedRow]]:
-    """Texts with their labels as examples; blank texts are left out, as in tables."""
-    examples, skips = [], []
-    for index, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        origin = f"{name}[{index}]"
-        if text.strip():
-            examples.append(Example(text, label, origin))
+def as_contents(texts: Any, name: str = "texts") -> list[Example]:
+    """Texts, or pairs of texts (two-tuples, or a table of two columns), as examples without labels."""
+    columns = _two_columns(texts)
+    if columns is None:
+        rows = texts if isinstance(texts, list | tuple) else None
+        if not rows or not all(isinstance(row, tuple) and len(row) == 2 for row in rows):
+            return [Example(text, None, f"{name}[{index}]") for index, text in enumerate(as_texts(texts, name))]
+        columns = [row[0] for row in rows], [row[1] for row in rows]
+    first, second = as_texts(columns[0], f"first {name}"), as_texts(columns[1], f"second {name}")
+    return [
+        Example(text, None, f"{name}[{index}]", pair)
+        for index, (text, pair) in enumerate(zip(first, second, strict=True))
+    ]
+
+
+def _two_columns(texts: Any) -> tuple[Any, Any] | None:
+    """The columns of a table or an array of two; None for anything else."""
+    if isinstance(texts, np.ndarray):
+        return (texts[:, 0], texts[:, 1]) if texts.ndim == 2 and texts.shape[1] == 2 else None
+    columns = getattr(texts, "columns", None)
+    columns = getattr(texts, "column_names", None) if columns is None else columns
+    names = [] if columns is None else list(columns)
+    return (texts[names[0]], texts[names[1]]) if len(names) == 2 else None
+
+
+def as_token_texts(texts: Any, name: str = "texts") -> list[Example]:
+    """Lists of tokens as examples whose text has one space between tokens."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise InputTypeError(f"{name} is {_kind(texts)}", hint="give a list of lists of tokens")
+    found = []
+    for index, tokens in enumerate(texts):
+        if isinstance(tokens, str):
+            raise InputTypeError(f"{name}[{index}] is one string", hint="give its tokens as a list: text.split()")
+        words = as_texts(tokens, f"{name}[{index}]")
+        if wrong := next((word for word in words if not word or len(word.split()) != 1), None):
+            raise InputValueError(f"{name}[{index}] has the token {wrong!r}", hint="a token has no white space")
+        if not words or "" in words:
+            raise InputValueError(
+                f"{name}[{index}] has no token, or an empty one", hint="leave out empty texts and tokens"
+            )
+        found.append(Example(" ".join(words), None, f"{name}[{index}]"))
+    return found
+
+
+def as_tags(tags: Any, examples: Sequence[Example], name: str = "tags") -> list[str]:
+    """The tags of each text's tokens as one string."""
+    found = as_token_texts(tags, name)
+    if len(found) != len(examples):
+        raise InputValueError(
+            f"there are {len(examples):,} texts and {len(found):,} lists of {name}", hint="give one a text"
+        )
+    for index, (tag, example) in enumerate(zip(found, examples, strict=True)):
+        if tag.text.count(" ") != example.text.count(" "):
+            raise InputValueError(f"{name}[{index}] and its text differ in length", hint="give one tag a token")
+    return [tag.text for tag in found]
+
+
+def as_label_sets(labels: Any, count: int, name: str = "labels") -> tuple[list[Any], list[list[str]]] | None:
+    """The labels and those of each text, from an indicator matrix or a list of lists; None for one label a text."""
+    names: list[Any] | None = None
+    if getattr(labels, "columns", None) is not None and len(labels.columns) > 1:
+        names, labels = list(labels.columns), labels.to_numpy()
+    if isinstance(labels, np.ndarray) and labels.ndim == 2 and labels.shape[1] > 1:
+        if not np.isin(labels, (0, 1)).all():
+            raise InputValueError(f"{name} is a matrix of other values than 0 and 1", hint="give one column a label")
+        names = list(range(labels.shape[1])) if names is None else names
+        sets = [[label_name(names[column]) for column in np.flatnonzero(row)] for row in labels]
+    else:
+        rows = labels.tolist() if hasattr(labels, "tolist") else labels
+        if not isinstance(rows, list | tuple) or not rows or isinstance(rows[0], str):
+            return None
+        if not all(isinstance(row, list | tuple | set | frozenset) for row in rows):
+            return None
+        sets = [[label_name(label) for label in as_labels(list(row), len(row), name)] for row in rows]
+        names = sorted({label for row in rows for label in row})
+    if len(sets) != count:
+        raise InputValueError(f"there are {count:,} texts and {len(sets):,} rows of {name}", hint="give one row a text")
+    if wrong := next((label for row in sets for label in row if "|" in label), None):
+        raise InputValueError(f"the label {wrong!r} holds a |", hint="rename it: | separates labels in files")
+    return names, sets
+
+
+def as_numbers(values: Any, count: int, name: str = "targets") -> np.ndarray:
+    """Targets of a regression (N,), finite."""
+    found = as_labels(values, count, name)
+    try:
+        array = np.array([float(value) for value in found])
+    except ValueError as error:
+        raise InputValueError(f"{name} holds something that is no number: {error}", hint="give numbers") from None
+    if not np.isfinite(array).all():
+        raise InputValueError(f"{name} holds NaN or infinity", hint="leave those rows out")
+    return array
+
+
+def with_labels(examples: Sequence[Example], labels: Sequence[str]) -> tuple[list[Example], list[SkippedRow]]:
+    """Examples with their labels; blank texts are left out, as in tables."""
+    found, skips = [], []
+    for example, label in zip(examples, labels, strict=True):
+        if example.content.strip():
+            found.append(replace(example, label=label))
         else:
-            skips.append(SkippedRow(origin, "the text is empty"))
-    return examples, skips
+            skips.append(SkippedRow(example.origin, "the text is empty"))
+    return found, skips
 
 
 def label_names(labels: Sequence[Any]) -> tuple[np.ndarray, list[str]]:

@@ -116,7 +116,9 @@ def finetune(
             dataset = load_labelled(data, draft, on_event=listen)
             given = settings_for_task(dataset, given, draft, distillation)
             if isinstance(data, Dataset):  # a resume reads its labels as they are meant here
-                given = merge(given, {"data": {"task": dataset.task}})
+                columns = "text" if dataset.train[0].pair is None else "text,pair"
+                read_back = {"task": dataset.task, "text_column": columns, "label_column": "label"}
+                given = merge(given, {"data": read_back})
             unlabelled_texts = [] if distillation is None else distillation.texts(dataset, objective, draft)
             owner = loaded or distillation
             facts = DatasetFacts.of(dataset, None if owner is None else owner.tokenizer, len(unlabelled_texts))

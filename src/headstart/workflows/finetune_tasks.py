@@ -36,7 +36,7 @@ def summarize_task(
     job: "FinetuneJob", run: "FinishedRun", trainer: Trainer, data: "Task", seen: np.ndarray
 ) -> "Finetuned":
     """The validation score of the network and of the baseline; the thresholds of several labels are tuned there."""
-    from headstart.workflows.finetune import Finetuned, explain_difference, is_better
+    from headstart.workflows.finetune import Finetuned, explain_difference, is_better, own_data
 
     dataset, task = data.dataset, data.dataset.task
     labels = [str(example.label) for example in dataset.valid]
@@ -71,7 +71,8 @@ def summarize_task(
         else:
             comparison, is_won = explain_difference(network, baseline), is_better(network, baseline)
         if not is_won:
-            names = job.inputs.base, job.inputs.data
+            is_in_memory = job.inputs.data == own_data(run.path)
+            names = job.inputs.base, "your data" if is_in_memory else job.inputs.data
             warnings.insert(0, warn_of_linear_baseline(network, baseline, task, *names))
     return Finetuned(
         **vars(run),
