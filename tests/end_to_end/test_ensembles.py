@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import headstart as hs
+from headstart.workflows.compare import compare
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
@@ -98,7 +99,7 @@ def test_a_folder_whose_name_has_a_comma_is_one_run(world, tmp_path, monkeypatch
 
 def compare(world, out, **options):
     settings = {"training": {**TUNING["training"], "batch_size": 16}}
-    return hs.compare(
+    return compare(
         str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings,
         arms=["classical", "fine-tuned", "ensemble"], **options,
     )  # fmt: skip
@@ -128,7 +129,7 @@ def test_an_ensemble_that_would_learn_from_more_labels_is_refused(world, tmp_pat
     with pytest.raises(ConfigError, match="each seed draws its own labels"):
         compare(world, tmp_path / "c", labels=[20])
     with pytest.raises(ConfigError, match="of the seeds of a fine-tuned base"):
-        hs.compare(str(world / "table.tsv"), [], tmp_path / "c", seeds=2, arms=["classical", "ensemble"])
+        compare(str(world / "table.tsv"), [], tmp_path / "c", seeds=2, arms=["classical", "ensemble"])
 
 
 def test_a_comparison_over_folds_scores_every_text_once_and_goes_on_where_it_died(world, tmp_path):
@@ -142,12 +143,12 @@ def test_a_comparison_over_folds_scores_every_text_once_and_goes_on_where_it_die
     options = {"settings": {"training": {**TUNING["training"], "batch_size": 16}}, "arms": ["classical", "fine-tuned"]}
     data, bases = str(world / "table.tsv"), [str(world / "base")]
     with pytest.raises(InterruptedError):
-        hs.compare(data, bases, tmp_path / "died", seeds=2, folds=3, on_event=die, **options)
+        compare(data, bases, tmp_path / "died", seeds=2, folds=3, on_event=die, **options)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "died" / "arms").iterdir()}
     assert len(times) == 4
     found = hs.resume(tmp_path / "died")
     assert {path: path.stat().st_mtime_ns for path in times} == times
-    whole = hs.compare(data, bases, tmp_path / "whole", seeds=2, folds=3, **options)
+    whole = compare(data, bases, tmp_path / "whole", seeds=2, folds=3, **options)
     assert [arm.accuracy for arm in found.arms] == [arm.accuracy for arm in whole.arms]
     assert (whole.scored_split, whole.scored_count) == ("3 folds", 60)
     assert whole.arm("base fine-tuned").labels == 40
@@ -161,7 +162,7 @@ def test_a_comparison_over_folds_scores_every_text_once_and_goes_on_where_it_die
 
 
 def test_folds_and_label_budgets_go_together(world, tmp_path):
-    found = hs.compare(
+    found = compare(
         str(world / "table.tsv"), [], tmp_path / "c", seeds=2, folds=2, labels=[10], arms=["classical"]
     )  # fmt: skip
     assert [len(arm.results) for arm in found.arms] == [2]

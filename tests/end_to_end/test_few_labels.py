@@ -5,6 +5,7 @@ import json
 import pytest
 
 import headstart as hs
+from headstart.workflows.compare import compare
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
 from tests.end_to_end.test_resume import interrupt_at, outcome
@@ -140,7 +141,7 @@ def test_a_tokenizer_without_merges_is_refused_before_a_run_begins(world, tmp_pa
     with pytest.raises(ConfigError, match="needs a bpe tokenizer"):
         hs.finetune("scratch", str(world / "table.tsv"), tmp_path / "run", settings=settings)
     with pytest.raises(ConfigError, match="needs a bpe tokenizer"):
-        hs.compare(str(world / "table.tsv"), [], tmp_path / "compare", settings=settings)
+        compare(str(world / "table.tsv"), [], tmp_path / "compare", settings=settings)
     search = {"search": ["training.bpe_dropout=0.0:0.2"], "search_only": True}
     other = {**settings, "training": {"max_epochs": 1}}
     with pytest.raises(ConfigError, match="needs a bpe tokenizer"):

@@ -145,12 +145,12 @@ def test_a_comparison_that_died_goes_on_where_it_was(world, tmp_path):
 
     settings = {"training": {**FAST["training"], "max_epochs": 1}}
     with pytest.raises(InterruptedError):
-        hs.compare(str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings, on_event=die)
+        compare(str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings, on_event=die)
     before = {path: path.stat().st_mtime_ns for path in (out / "arms").iterdir()}
     assert len(before) == 3
     found = hs.resume(out)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    whole = hs.compare(str(world / "table.tsv"), [str(world / "base")], tmp_path / "whole", seeds=2, settings=settings)
+    whole = compare(str(world / "table.tsv"), [str(world / "base")], tmp_path / "whole", seeds=2, settings=settings)
     assert [arm.accuracy for arm in found.arms] == [arm.accuracy for arm in whole.arms]
 
 
@@ -219,7 +219,7 @@ def test_the_demo_refuses_a_base_that_reads_too_little_before_it_begins(world, t
 @pytest.mark.slow
 def test_a_base_with_settings_of_its_own_has_no_arm_from_scratch(world, tmp_path):
     settings = {"training": {**FAST["training"], "max_epochs": 2}}
-    found = hs.compare(
+    found = compare(
         str(world / "table.tsv"),
         {str(world / "base"): {"training": {"max_epochs": 1}}},
         out=tmp_path / "c",
@@ -247,7 +247,7 @@ def test_a_base_that_no_epoch_makes_better_is_said_to_be_scored_as_it_came(world
         write_labelled(tmp_path / "set" / f"{split}.tsv", 40, seed=len(split))
     # One base knows the task, and a rate that high makes it forget; the other has it all to learn.
     for name, rate, is_still in (("tuned", 1.0, True), ("base", 0.01, False)):
-        found = hs.compare(
+        found = compare(
             str(tmp_path / "set"),
             [str(world / name)],
             tmp_path / name,
@@ -296,7 +296,7 @@ def test_bases_of_one_name_are_distinct_and_each_has_its_own_control(world, tmp_
         call("pretrain", world / "corpus.txt", "--objective", objective, "--steps", 5, "--out", base, *words)
     bases = [str(tmp_path / name / "base") for name in "ab"]
     settings = {"training": {**FAST["training"], "max_epochs": 1}}
-    found = hs.compare(str(world / "table.tsv"), bases, tmp_path / "c", seeds=2, settings=settings)
+    found = compare(str(world / "table.tsv"), bases, tmp_path / "c", seeds=2, settings=settings)
     names = [arm.name for arm in found.arms]
     assert len(set(names)) == len(names) == 7  # classical, and scratch, frozen and fine-tuned of each
     against = {(test.arm, test.against) for test in found.tests}

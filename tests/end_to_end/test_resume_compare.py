@@ -59,11 +59,11 @@ def jobs(world):
     )
     averaged = merge(averaged, {"objective": {"r_drop_alpha": 1.0}})
     return {
-        "every arm": lambda out, **more: hs.compare(table, [base], out, seeds=2, settings=SETTINGS, **more),
-        "folds and ensemble": lambda out, **more: hs.compare(
+        "every arm": lambda out, **more: compare(table, [base], out, seeds=2, settings=SETTINGS, **more),
+        "folds and ensemble": lambda out, **more: compare(
             table, [base], out, seeds=2, folds=2, arms=("fine-tuned", "ensemble"), settings=averaged, **more
         ),
-        "budgets and own settings": lambda out, **more: hs.compare(
+        "budgets and own settings": lambda out, **more: compare(
             table, {base: {}, str(world / "other"): {"training": {"max_epochs": 1, "gradual_unfreezing_epochs": 1}}}, out,
             seeds=1, labels=[20, 40], arms=("scratch", "fine-tuned"), settings=SETTINGS, **more,
         ),
@@ -161,7 +161,7 @@ def test_a_comparison_whose_resume_dies_before_any_file_call_loses_nothing(tmp_p
     settings = merge(merge(QUICK, SETTINGS), {"training": {"save_steps": 2}})
 
     def work(out, **more):
-        hs.compare(table, out=out, seeds=1, arms=("scratch",), settings=settings, **more)
+        compare(table, out=out, seeds=1, arms=("scratch",), settings=settings, **more)
 
     work(tmp_path / "whole")
     with pytest.raises(InterruptedError):
@@ -210,7 +210,7 @@ def test_a_signal_saves_the_fit_under_way_and_says_how_to_go_on(world, tmp_path,
     settings = merge(merge(QUICK, SETTINGS), {"training": {"save_steps": 1000}})
 
     def work(out, **more):
-        hs.compare(table, out=out, seeds=2, arms=("scratch",), settings=settings, **more)
+        compare(table, out=out, seeds=2, arms=("scratch",), settings=settings, **more)
 
     def ask(event):
         if isinstance(event, StepDone) and event.step == 10:
