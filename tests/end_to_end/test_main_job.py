@@ -11,7 +11,7 @@ import headstart as hs
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.reports.comparison import headline
-from headstart.workflows.compare import read_comparison
+from headstart.workflows.compare import compare, read_comparison
 from headstart.workflows.package import package
 from tests.helpers.datasets import BAD, GOOD, QUICK, flags, write_corpus, write_labelled
 

@@ -17,7 +17,7 @@ from headstart.results import plain
 from headstart.training.callbacks import Saved, Stage, StepDone
 from headstart.workflows import compare as compare_module
 from headstart.workflows import compare_cells
-from headstart.workflows.compare import compare_objectives
+from headstart.workflows.compare import compare, compare_objectives
 from tests.end_to_end import test_resume
 from tests.end_to_end.test_resume import deaths, in_child, killed_after
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled

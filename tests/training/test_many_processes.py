@@ -191,7 +191,7 @@ def test_a_problem_of_one_process_is_the_problem_of_all_and_settings_must_agree(
                 try:
                     work()
                 except (DataError, ConfigError) as error:
-                    events.append((type(error).__name__, str(error), error.hint, error.is_shared))
+                    events.append((type(error).__name__, error.problem, error.hint, error.is_shared))
             events.append(processes.all_gather("é" * 5_000_000 if processes.rank == 1 else "short")[1][-3:])
         return events
 

@@ -195,7 +195,7 @@ def changed(world, **changes):
         ('name = "stars"', 'name = "general"', "same name"),
         ('name = "stars"', 'name = "../x"', "cannot be called"),
         ("title =", "titel =", "titel"),
-        ('name = "stars"', "", "^name is missing in stage 2$"),
+        ('name = "stars"', "", "^name is missing in stage 2;"),
         ('text_column = "review_text"\n\n', 'text_colum = "review_text"\n\n', "text_colum"),
         ("shard_mib = 0.01", 'form = "int4"', "int4"),
         ('eval_texts_of = ["target.tsv"]', 'eval_texts_of = ["targt.tsv"]', "targt.tsv"),
