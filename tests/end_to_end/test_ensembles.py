@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 import headstart as hs
-from headstart.workflows.compare import compare
 from headstart.cli.app import app
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
 from headstart.inference.classify import run_names
+from headstart.workflows.compare import compare
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 
 pytestmark = pytest.mark.slow  # whole trainings
@@ -97,7 +97,7 @@ def test_a_folder_whose_name_has_a_comma_is_one_run(world, tmp_path, monkeypatch
     assert run_names(str(tmp_path / "a,b")) == [str(tmp_path / "a,b")]
 
 
-def compare(world, out, **options):
+def compare_arms(world, out, **options):
     settings = {"training": {**TUNING["training"], "batch_size": 16}}
     return compare(
         str(world / "table.tsv"), [str(world / "base")], out, seeds=2, settings=settings,
@@ -107,7 +107,7 @@ def compare(world, out, **options):
 
 @pytest.mark.parametrize("folds", [None, 3])
 def test_a_comparison_can_hold_the_ensemble_of_its_seeds(world, tmp_path, folds):
-    found = compare(world, tmp_path / "c", folds=folds)
+    found = compare_arms(world, tmp_path / "c", folds=folds)
     arm = found.arm("base ensemble")
     assert (arm.kind, len(arm.results), arm.control) == ("ensemble", 1, "base fine-tuned")
     assert {(test.arm, test.against) for test in found.tests} >= {
@@ -127,7 +127,7 @@ def test_a_comparison_can_hold_the_ensemble_of_its_seeds(world, tmp_path, folds)
 
 def test_an_ensemble_that_would_learn_from_more_labels_is_refused(world, tmp_path):
     with pytest.raises(ConfigError, match="each seed draws its own labels"):
-        compare(world, tmp_path / "c", labels=[20])
+        compare_arms(world, tmp_path / "c", labels=[20])
     with pytest.raises(ConfigError, match="of the seeds of a fine-tuned base"):
         compare(str(world / "table.tsv"), [], tmp_path / "c", seeds=2, arms=["classical", "ensemble"])
 

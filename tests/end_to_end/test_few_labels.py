@@ -5,9 +5,9 @@ import json
 import pytest
 
 import headstart as hs
-from headstart.workflows.compare import compare
 from headstart.config import merge
 from headstart.errors import ConfigError, RunError
+from headstart.workflows.compare import compare
 from tests.end_to_end.test_resume import interrupt_at, outcome
 from tests.helpers.datasets import QUICK, write_corpus, write_labelled
 

@@ -361,7 +361,11 @@ def names_of(example: Example, task: str) -> set[str]:
 
 def _check_labels(examples: list[Example], where: str, task: str) -> None:
     """Refuse labels that cannot be classes."""
-    labels = {str(example.label) for example in examples}
+    labels = (
+        set().union(*(names_of(example, task) for example in examples))
+        if task == "token"
+        else {str(example.label) for example in examples}
+    )
     if len(labels) < 2:
         problem = f"{where} has one label alone: {next(iter(labels))!r}"
         raise DataError(problem, hint="a classifier needs two or more; check --label-column")
