@@ -90,7 +90,7 @@ def page(found: list[dict]) -> str:
         "# Labels that look wrong",
         "",
         "Share of injected errors among the rows that `headstart audit DATA --label-errors` lists first; mean of three seeds.",
-        "A set's own errors, which it surely has, count as false alarms here.",
+        "A set's own errors, which it surely has, count as false alarms here. `en-tiny` has read films only, imdb among them.",
         "",
         "| data | rows | classes | flipped | predicted by | first 10 | first 50 | as many as errors | seconds |",
         "|---|---|---|---|---|---|---|---|---|",
