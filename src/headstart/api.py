@@ -6,7 +6,7 @@ clf.predict_proba(texts)
 
 import json
 import logging
-import shutil
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +63,7 @@ Callbacks = Sequence[Callable[[Event], None]] | None
 
 LOGGER = logging.getLogger("headstart")
 ESTIMATOR = "estimator.json"  # of a saved model: the estimator's parameters and the labels as they were given
+DERIVED = ("_network", "_writer", "_open")  # of a loaded model, not pickled
 SMALL_FILES = ("result.json", "report.html", "log.jsonl")  # of a run, which a saved model keeps
 # A keyword of an estimator -> the setting that it sets.
 KEYWORDS = {
@@ -169,7 +170,7 @@ class _PretrainedMixin:
 
     def _forget(self) -> None:
         """Drop what was derived from the model before."""
-        for name in ("_network", "_encoder", "_writer", "_open"):
+        for name in DERIVED:
             self.__dict__.pop(name, None)
 
     def save_pretrained(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -186,8 +187,8 @@ class _PretrainedMixin:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             self._write(Path(temporary) / "model")
-            if folder.exists():
-                shutil.rmtree(folder)
+            if folder.exists():  # the old model stays until the new one is complete
+                folder.rename(Path(temporary) / "old")
             (Path(temporary) / "model").rename(folder)
 
     def _write(self, folder: Path) -> None:
@@ -197,8 +198,7 @@ class _PretrainedMixin:
             (folder / name).write_bytes(content)
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("model_", "_network", "_encoder", "_writer", "_open")
-        state = {name: value for name, value in self.__dict__.items() if name not in derived}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("model_", *DERIVED)}
         if "model_" in self.__dict__:
             with tempfile.TemporaryDirectory(prefix="headstart-") as temporary:
                 self._write(Path(temporary) / "model")
@@ -221,16 +221,45 @@ class _TextEstimator(_PretrainedMixin, BaseEstimator):  # type: ignore[misc]
     """What the estimators that learn from labelled texts share; a subclass names its task."""
 
     SETTINGS: ClassVar[tuple[str, ...]] = (
-        "epochs", "steps", "minutes", "learning_rate", "batch_size", "max_length", "seed", "device",
+        "epochs", "steps", "minutes", "learning_rate", "batch_size", "max_length", "freeze_backbone", "seed", "device",
     )  # fmt: skip
     TASKS: ClassVar[tuple[str, ...]] = ()
-    base: str
-    preset: str | None
-    config: Settings
-    validation_fraction: float
-    callbacks: Callbacks
-    verbose: bool | None
     result_: Finetuned
+
+    def __init__(
+        self,
+        base: str = "en-tiny",
+        *,
+        epochs: float | None = None,
+        steps: int | None = None,
+        minutes: float | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        max_length: int | None = None,
+        freeze_backbone: bool | None = None,
+        validation_fraction: float = 0.1,
+        seed: int = 0,
+        device: str | None = None,
+        preset: str | None = None,
+        config: Settings = None,
+        callbacks: Callbacks = None,
+        verbose: bool | None = None,
+    ):
+        self.base = base
+        self.epochs = epochs
+        self.steps = steps
+        self.minutes = minutes
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self.freeze_backbone = freeze_backbone
+        self.validation_fraction = validation_fraction
+        self.seed = seed
+        self.device = device
+        self.preset = preset
+        self.config = config
+        self.callbacks = callbacks
+        self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -247,7 +276,8 @@ class _TextEstimator(_PretrainedMixin, BaseEstimator):  # type: ignore[misc]
     def curve_(self) -> list[dict[str, float]]:
         """The validation metrics after each evaluation."""
         self._check_fitted()
-        return self.result_.curve
+        curve: list[dict[str, float]] = json.loads(self._files.get("result.json", b"{}")).get("curve", [])
+        return curve
 
     def _finetune(
         self,
@@ -356,8 +386,9 @@ def _is_json(value: Any) -> bool:
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     """A pretrained base fine-tuned on labelled texts; a scikit-learn classifier.
 
-    `base` is the name of a pretrained base, a run directory, or "scratch". With `ordinal`, classes are numbers in order. Without `epochs`, `steps` or `minutes` the
-    budget follows the data. `config` holds any other setting. Texts are a list, a tuple, an array or a column of a table.
+    `base` is the name of a pretrained base, a run directory, or "scratch". With `ordinal`, classes are numbers in order.
+    Without `epochs`, `steps` or `minutes` the budget follows the data. `config` holds any other setting. Texts are a list,
+    a tuple, an array or a column of a table.
     """
 
     def __init__(
@@ -381,25 +412,15 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         callbacks: Callbacks = None,
         verbose: bool | None = None,
     ):
-        self.base = base
-        self.epochs = epochs
-        self.steps = steps
-        self.minutes = minutes
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.max_length = max_length
-        self.freeze_backbone = freeze_backbone
+        super().__init__(
+            base, epochs=epochs, steps=steps, minutes=minutes, learning_rate=learning_rate, batch_size=batch_size,
+            max_length=max_length, freeze_backbone=freeze_backbone, validation_fraction=validation_fraction, seed=seed,
+            device=device, preset=preset, config=config, callbacks=callbacks, verbose=verbose,
+        )  # fmt: skip
         self.keep_winner = keep_winner
         self.ordinal = ordinal
-        self.validation_fraction = validation_fraction
-        self.seed = seed
-        self.device = device
-        self.preset = preset
-        self.config = config
-        self.callbacks = callbacks
-        self.verbose = verbose
 
-    SETTINGS = (*_TextEstimator.SETTINGS, "freeze_backbone", "keep_winner")
+    SETTINGS = (*_TextEstimator.SETTINGS, "keep_winner")
     TASKS = ("single-label", "multi-label", "ordinal")
 
     def __sklearn_tags__(self) -> Any:
@@ -441,9 +462,10 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         return list(classes), names, "single-label"
 
     def _set_classes(self, classes: Sequence[Any]) -> None:
+        """Set `classes_`, and the model's output for each; a label that no text of train has keeps its column, at 0."""
         index = {name: column for column, name in enumerate(self.model_.info.classes)}
-        self.classes_ = np.array([label for label in classes if label_name(label) in index])
-        self._columns = [index[label_name(label)] for label in self.classes_]
+        self.classes_ = np.array(classes)
+        self._columns = np.array([index.get(label_name(label), -1) for label in classes])
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class (N, C), in the order of `classes_`."""
@@ -452,6 +474,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         if not examples:
             return np.zeros((0, len(self.classes_)))
         found: np.ndarray = self._network.probabilities(examples)[:, self._columns]
+        found[:, self._columns < 0] = 0.0
         return found
 
     def predict(self, X: Any) -> np.ndarray:
@@ -482,42 +505,6 @@ class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
     The parameters are those of `TextClassifier`.
     """
 
-    def __init__(
-        self,
-        base: str = "en-tiny",
-        *,
-        epochs: float | None = None,
-        steps: int | None = None,
-        minutes: float | None = None,
-        learning_rate: float | None = None,
-        batch_size: int | None = None,
-        max_length: int | None = None,
-        freeze_backbone: bool | None = None,
-        validation_fraction: float = 0.1,
-        seed: int = 0,
-        device: str | None = None,
-        preset: str | None = None,
-        config: Settings = None,
-        callbacks: Callbacks = None,
-        verbose: bool | None = None,
-    ):
-        self.base = base
-        self.epochs = epochs
-        self.steps = steps
-        self.minutes = minutes
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.max_length = max_length
-        self.freeze_backbone = freeze_backbone
-        self.validation_fraction = validation_fraction
-        self.seed = seed
-        self.device = device
-        self.preset = preset
-        self.config = config
-        self.callbacks = callbacks
-        self.verbose = verbose
-
-    SETTINGS = (*_TextEstimator.SETTINGS, "freeze_backbone")
     TASKS = ("regression",)
 
     def fit(self, X: Any, y: Any, *, eval_set: tuple[Any, Any] | None = None, out: str | Path | None = None) -> Self:
@@ -553,42 +540,6 @@ class TokenClassifier(_TextEstimator):
     Texts are lists of tokens. The parameters are those of `TextClassifier`.
     """
 
-    def __init__(
-        self,
-        base: str = "en-tiny",
-        *,
-        epochs: float | None = None,
-        steps: int | None = None,
-        minutes: float | None = None,
-        learning_rate: float | None = None,
-        batch_size: int | None = None,
-        max_length: int | None = None,
-        freeze_backbone: bool | None = None,
-        validation_fraction: float = 0.1,
-        seed: int = 0,
-        device: str | None = None,
-        preset: str | None = None,
-        config: Settings = None,
-        callbacks: Callbacks = None,
-        verbose: bool | None = None,
-    ):
-        self.base = base
-        self.epochs = epochs
-        self.steps = steps
-        self.minutes = minutes
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.max_length = max_length
-        self.freeze_backbone = freeze_backbone
-        self.validation_fraction = validation_fraction
-        self.seed = seed
-        self.device = device
-        self.preset = preset
-        self.config = config
-        self.callbacks = callbacks
-        self.verbose = verbose
-
-    SETTINGS = (*_TextEstimator.SETTINGS, "freeze_backbone")
     TASKS = ("token",)
 
     def fit(self, X: Any, y: Any, *, eval_set: tuple[Any, Any] | None = None, out: str | Path | None = None) -> Self:
@@ -753,7 +704,7 @@ def _corpora(texts: Any, folder: Path) -> list[str]:
 def _is_corpus(name: str) -> bool:
     if len(name) > 1024 or "\n" in name:
         return False
-    return name in SOURCES or Path(name.split("=")[0]).exists()
+    return name in SOURCES or os.path.exists(name.split("=")[0])  # False for a name that is too long, too
 
 
 class Translator(_PretrainedMixin):

@@ -222,6 +222,12 @@ def test_a_language_model_in_memory(tmp_path):
         hs.LanguageModel.pretrain("corpus.txt", steps=1)
 
 
+def test_long_texts_in_memory_are_no_file_names():
+    texts = [f"text {number} " + "of many words " * 25 for number in range(40)]
+    config = {"model": TINY["model"], "training": {"max_length": 32}}
+    assert hs.LanguageModel.pretrain(texts, tokenizer="characters", steps=1, config=config).model_.tokenizer.size > 10
+
+
 def test_a_language_model_reads_files(tmp_path):
     path = _lines(tmp_path, TEXTS * 5)
     config = {"model": TINY["model"], "training": {"max_length": 32}}

@@ -15,7 +15,6 @@ from headstart.data.inputs import (
     as_tags,
     as_texts,
     as_token_texts,
-    as_weights,
     label_names,
     with_labels,
 )
@@ -117,12 +116,6 @@ def test_blank_texts_are_left_out_with_their_place():
     assert [skip.origin for skip in skips] == ["texts[1]"]
 
 
-@pytest.mark.parametrize("weights", [[1.0], [-1.0, 1.0], [0, 0], [float("nan"), 1], ["a", "b"], "ab"])
-def test_wrong_weights_are_refused(weights):
-    with pytest.raises(HeadstartError):
-        as_weights(weights, 2)
-
-
 @given(st.lists(st.one_of(st.text(), st.none(), st.integers(), st.floats(), st.binary(), st.booleans())))
 def test_no_list_ends_in_another_error(values):
     with suppress(HeadstartError):
@@ -162,6 +155,8 @@ def test_tokens_and_tags_are_lists_of_equal_length():
         as_token_texts(["A dog"])
     with pytest.raises(InputValueError, match="white space"):
         as_token_texts([["A dog"]])
+    with pytest.raises(InputValueError, match="the token ''"):
+        as_token_texts([["A", ""]])
 
 
 @pytest.mark.parametrize("numbers", [["a", "b"], [1, float("inf")], [1], [1, None]])

@@ -1,5 +1,6 @@
 """Estimators for several labels, ordered classes, pairs, numbers and tags."""
 
+import json
 import pickle
 
 import numpy as np
@@ -8,7 +9,10 @@ from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
 import headstart as hs
+from headstart.config import DataConfig
+from headstart.data.datasets import load_dataset
 from headstart.errors import HeadstartError
+from headstart.workflows.finetune import data_fingerprint
 from tests.api.test_estimators import TINY
 
 WORDS = ("red", "blue", "dog")
@@ -42,6 +46,27 @@ def test_an_indicator_matrix_has_numbers_as_classes():
     model = hs.TextClassifier(**{**STEPS, "steps": 5}).fit(TEXTS, MATRIX)
     assert model.classes_.tolist() == [0, 1, 2]
     assert model.predict(TEXTS[:2]).shape == (2, 3)
+
+
+def test_a_label_that_no_text_has_keeps_its_column(tmp_path):
+    matrix = np.insert(MATRIX, 1, 0, axis=1)
+    model = hs.TextClassifier(**{**STEPS, "steps": 5}).fit(TEXTS, matrix)
+    assert model.classes_.tolist() == [0, 1, 2, 3]
+    assert model.predict_proba(TEXTS)[:, 1].tolist() == [0.0] * 80
+    assert model.predict(TEXTS).shape == (80, 4)
+    model.save_pretrained(tmp_path / "model")
+    loaded = hs.TextClassifier.from_pretrained(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(TEXTS), model.predict(TEXTS))
+    assert loaded.curve_ == model.curve_ != []
+
+
+def test_several_labels_are_written_and_read_back(tmp_path):
+    hs.TextClassifier(**{**STEPS, "steps": 2}).fit(TEXTS, SETS, out=tmp_path / "run")
+    config = DataConfig(label_column="label", task="multi-label")
+    dataset = load_dataset(str(tmp_path / "run" / "data"), config)
+    assert len(dataset.train) + len(dataset.valid) == 80  # those without a label, too
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert data_fingerprint(dataset) == info["inputs"]["fingerprint"]
 
 
 def test_ordered_classes():

@@ -459,14 +459,18 @@ def split_by_hash(
     labels_of: defaultdict[int, set[str]] = defaultdict(set)
     for key, example in zip(hashed, examples, strict=True):
         labels_of[key] |= names_of(example, task)
-    classes = sorted(set().union(*labels_of.values()))
+    keys_of: defaultdict[str, list[int]] = defaultdict(list)
+    for key in sorted(labels_of):
+        for label in labels_of[key]:
+            keys_of[label].append(key)
     split = {key: name if (name := split_of(key, valid_fraction)) in names else "train" for key in sorted(labels_of)}
     counts = Counter((name, label) for key, name in split.items() for label in labels_of[key])
     moved = 0
-    for name, label in product(names, classes):
-        for key, own in () if counts[name, label] else split.items():
+    for name, label in product(names, sorted(keys_of)):
+        for key in () if counts[name, label] else keys_of[label]:
+            own = split[key]
             is_spare = own == "train" and all(counts["train", other] > 1 for other in labels_of[key])
-            if label in labels_of[key] and (name == "train" or is_spare):
+            if name == "train" or is_spare:
                 counts.subtract((own, other) for other in labels_of[key])
                 counts.update((name, other) for other in labels_of[key])
                 split[key] = name
@@ -479,7 +483,7 @@ def split_by_hash(
     if moved:
         notes.append(f"texts moved between the splits by hash, so that each class is in each where it can be: {moved}")
     for name in names[1:]:
-        absent = [label for label in classes if not counts[name, label]]
+        absent = [label for label in sorted(keys_of) if not counts[name, label]]
         if absent and splits[name]:
             notes.append(f"too few rows for {name} to hold: {', '.join(absent[:10])}")
     return splits, notes

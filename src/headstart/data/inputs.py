@@ -80,26 +80,6 @@ def as_labels(labels: Any, count: int, name: str = "labels") -> list[Any]:
     return found
 
 
-def as_weights(weights: Any, count: int) -> np.ndarray:
-    """Sample weights (N,): finite, none below 0, not all 0."""
-    try:
-        found = np.asarray(as_column(weights, "sample_weight"), dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputTypeError | InputValueError):
-            raise
-        raise InputTypeError("sample_weight holds something that is no number", hint="give one number a text") from None
-    if found.shape != (count,):
-        raise InputValueError(
-            f"there are {count:,} texts and sample_weight has the shape {found.shape}", hint="give one weight a text"
-        )
-    if not np.isfinite(found).all() or (found < 0).any() or not found.any():
-        raise InputValueError(
-            "sample_weight holds a negative number, NaN or infinity, or only zeros",
-            hint="weights are 0 or more, and some are above 0",
-        )
-    return found
-
-
 def as_contents(texts: Any, name: str = "texts") -> list[Example]:
     """Texts, or pairs of texts (two-tuples, or a table of two columns), as examples without labels."""
     columns = _two_columns(texts)
@@ -134,12 +114,12 @@ def as_token_texts(texts: Any, name: str = "texts") -> list[Example]:
         if isinstance(tokens, str):
             raise InputTypeError(f"{name}[{index}] is one string", hint="give its tokens as a list: text.split()")
         words = as_texts(tokens, f"{name}[{index}]")
-        if wrong := next((word for word in words if not word or len(word.split()) != 1), None):
-            raise InputValueError(f"{name}[{index}] has the token {wrong!r}", hint="a token has no white space")
-        if not words or "" in words:
+        if (wrong := next((word for word in words if word.split() != [word]), None)) is not None:
             raise InputValueError(
-                f"{name}[{index}] has no token, or an empty one", hint="leave out empty texts and tokens"
+                f"{name}[{index}] has the token {wrong!r}", hint="a token is not empty and has no white space"
             )
+        if not words:
+            raise InputValueError(f"{name}[{index}] has no token", hint="leave out empty texts")
         found.append(Example(" ".join(words), None, f"{name}[{index}]"))
     return found
 

@@ -92,7 +92,8 @@ def score_examples(
     classes = members[0].info.classes
     if (task := members[0].task) not in ("single-label", "ordinal"):
         return _score_labels(ensemble, split, examples, len(skips))
-    unknown = next((example for example in examples if example.label not in classes), None)
+    known = set(classes)
+    unknown = next((example for example in examples if example.label not in known), None)
     if unknown is not None:
         raise DataError(
             f"{unknown.origin} has label {unknown.label!r}, which {members[0].name} was not trained on",
